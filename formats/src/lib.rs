@@ -1,1 +1,9 @@
-//! placeholder
+//! What the orkpack compiler and loader must agree on, and nothing else.
+#![doc = include_str!("../README.md")]
+
+pub mod layout;
+pub mod lint;
+pub mod model;
+pub mod pack;
+pub mod quant;
+pub mod regcmd;

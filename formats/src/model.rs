@@ -386,3 +386,32 @@ pub struct Provenance {
     /// Every option with the value used, defaults included.
     pub options: Vec<(String, String)>,
 }
+
+impl Manifest {
+    /// A manifest with nothing in it, to be filled.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self {
+            model: Model {
+                vocab: 0,
+                context: 0,
+                slots: Vec::new(),
+                caches: Vec::new(),
+                ropes: Vec::new(),
+                kv: FloatType::F32,
+                ops: Vec::new(),
+                hidden: 0,
+                head: 0,
+            },
+            tensors: Vec::new(),
+            npu: None,
+            text: Text::default(),
+            provenance: Provenance {
+                compiler: String::new(),
+                family: String::new(),
+                sources: Vec::new(),
+                options: Vec::new(),
+            },
+        }
+    }
+}

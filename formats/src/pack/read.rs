@@ -1,0 +1,269 @@
+//! The validating reader.
+
+use super::header::Header;
+use super::{ALIGN, COLD_LIMIT, HEADER_BYTES, Kind, PackError, Section, prove};
+use crate::model::Manifest;
+use crate::regcmd::Reloc;
+use ork_caps::Caps;
+use std::ops::Range;
+
+/// A proven pack. It owns the cold sections and remembers where the hot ones are; the file's bytes
+/// stay with the caller and are passed back to the view methods.
+#[derive(Debug)]
+pub struct Reader {
+    sections: Vec<Section>,
+    manifest: Manifest,
+    tokenizer: Vec<u8>,
+    caps: &'static Caps,
+    total: u64,
+}
+
+impl Reader {
+    /// Proves structure, cold sections, programs and relocations of `file`. The bulk weights are
+    /// hashed only by [`Reader::verify`].
+    ///
+    /// # Errors
+    /// The first fault found; nothing is allocated beyond what the file's length justifies.
+    pub fn parse(file: &[u8]) -> Result<Self, PackError> {
+        let header = Header::decode(file)?;
+        if header.total != file.len() as u64 {
+            return Err(PackError::Length {
+                have: file.len() as u64,
+                need: header.total,
+            });
+        }
+        let caps = ork_caps::find(&header.soc).ok_or(PackError::Soc(header.soc.clone()))?;
+        if caps.fingerprint() != header.fingerprint {
+            return Err(PackError::Caps {
+                soc: caps.name,
+                found: header.fingerprint,
+                have: caps.fingerprint(),
+            });
+        }
+        check_sections(file, &header.sections)?;
+        let mut reader = Self {
+            manifest: Manifest::empty(),
+            tokenizer: Vec::new(),
+            sections: header.sections,
+            caps,
+            total: header.total,
+        };
+        for kind in [
+            Kind::Programs,
+            Kind::Relocs,
+            Kind::Tokenizer,
+            Kind::Manifest,
+        ] {
+            reader.check_hash(file, kind)?;
+        }
+        reader.tokenizer = reader.decompress(file, Kind::Tokenizer)?;
+        let raw = reader.decompress(file, Kind::Manifest)?;
+        let config = bincode::config::standard().with_limit::<{ COLD_LIMIT as usize }>();
+        let (manifest, used): (Manifest, usize) = bincode::serde::decode_from_slice(&raw, config)
+            .map_err(|e| PackError::Manifest(e.to_string()))?;
+        if used != raw.len() {
+            return Err(PackError::Manifest(format!(
+                "{} bytes left over",
+                raw.len() - used
+            )));
+        }
+        reader.manifest = manifest;
+        prove::model(&reader.manifest, reader.section(Kind::HostWeights).stored)?;
+        prove::programs(
+            &reader.manifest,
+            caps,
+            reader.programs(file),
+            &reader.relocs(file),
+            reader.section(Kind::NpuWeights).stored,
+        )?;
+        Ok(reader)
+    }
+
+    /// Hashes every section.
+    ///
+    /// # Errors
+    /// [`PackError::SectionHash`] naming the first damaged one.
+    pub fn verify(&self, file: &[u8]) -> Result<(), PackError> {
+        Kind::ALL
+            .into_iter()
+            .try_for_each(|kind| self.check_hash(file, kind))
+    }
+
+    /// The manifest.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Limits the pack was planned for.
+    #[must_use]
+    pub fn caps(&self) -> &'static Caps {
+        self.caps
+    }
+
+    /// The kitoken definition.
+    #[must_use]
+    pub fn tokenizer(&self) -> &[u8] {
+        &self.tokenizer
+    }
+
+    /// (name, bytes in the file) of every section.
+    #[must_use]
+    pub fn section_sizes(&self) -> Vec<(&'static str, u64)> {
+        self.sections
+            .iter()
+            .map(|s| (s.kind.name(), s.stored))
+            .collect()
+    }
+
+    /// The section table.
+    #[must_use]
+    pub fn sections(&self) -> &[Section] {
+        &self.sections
+    }
+
+    /// Length of the file.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Tensors of the CPU.
+    #[must_use]
+    pub fn host<'a>(&self, file: &'a [u8]) -> &'a [u8] {
+        &file[self.range(Kind::HostWeights)]
+    }
+
+    /// Native weight tiles.
+    #[must_use]
+    pub fn npu_weights<'a>(&self, file: &'a [u8]) -> &'a [u8] {
+        &file[self.range(Kind::NpuWeights)]
+    }
+
+    /// Command streams.
+    #[must_use]
+    pub fn programs<'a>(&self, file: &'a [u8]) -> &'a [u8] {
+        &file[self.range(Kind::Programs)]
+    }
+
+    /// Relocations, in word order.
+    #[must_use]
+    pub fn relocs(&self, file: &[u8]) -> Vec<Reloc> {
+        let word = |b: &[u8], i: usize| u32::from_le_bytes(b[i..i + 4].try_into().expect("4"));
+        file[self.range(Kind::Relocs)]
+            .chunks_exact(12)
+            .map(|b| Reloc {
+                word: word(b, 0),
+                extent: word(b, 4),
+                offset: word(b, 8),
+            })
+            .collect()
+    }
+
+    fn section(&self, kind: Kind) -> &Section {
+        self.sections
+            .iter()
+            .find(|s| s.kind == kind)
+            .expect("check_sections proved that every kind is present")
+    }
+
+    fn range(&self, kind: Kind) -> Range<usize> {
+        let section = self.section(kind);
+        section.offset as usize..(section.offset + section.stored) as usize
+    }
+
+    fn check_hash(&self, file: &[u8], kind: Kind) -> Result<(), PackError> {
+        if blake3::hash(&file[self.range(kind)]).as_bytes() == &self.section(kind).hash {
+            Ok(())
+        } else {
+            Err(PackError::SectionHash(kind.name()))
+        }
+    }
+
+    fn decompress(&self, file: &[u8], kind: Kind) -> Result<Vec<u8>, PackError> {
+        let section = self.section(kind);
+        let fault = |fault: String| PackError::Section {
+            section: kind.name().into(),
+            fault,
+        };
+        let raw = zstd::bulk::decompress(&file[self.range(kind)], section.raw as usize)
+            .map_err(|e| fault(format!("does not decompress: {e}")))?;
+        if raw.len() as u64 != section.raw {
+            return Err(fault(format!(
+                "expands to {} bytes, its row says {}",
+                raw.len(),
+                section.raw
+            )));
+        }
+        Ok(raw)
+    }
+}
+
+/// Proves the table: every kind once, in order, aligned, no gap but zero padding, nothing after.
+fn check_sections(file: &[u8], sections: &[Section]) -> Result<(), PackError> {
+    let fault = |kind: Kind, fault: String| PackError::Section {
+        section: kind.name().into(),
+        fault,
+    };
+    if sections.len() != Kind::ALL.len() {
+        return Err(PackError::Section {
+            section: "table".into(),
+            fault: format!("{} sections, expected {}", sections.len(), Kind::ALL.len()),
+        });
+    }
+    let mut end = HEADER_BYTES as u64;
+    for (section, kind) in sections.iter().zip(Kind::ALL) {
+        if section.kind != kind {
+            return Err(fault(section.kind, format!("stands where {} belongs", kind.name())));
+        }
+        let start = end.next_multiple_of(ALIGN);
+        if section.offset != start {
+            return Err(fault(
+                kind,
+                format!("starts at {}, expected {start}", section.offset),
+            ));
+        }
+        let stop = section.offset.checked_add(section.stored);
+        let stop = stop.filter(|s| *s <= file.len() as u64).ok_or_else(|| {
+            fault(
+                kind,
+                format!(
+                    "{} bytes at {} exceed the file's {}",
+                    section.stored,
+                    section.offset,
+                    file.len()
+                ),
+            )
+        })?;
+        // zstd's best case is a ratio of a few thousand; a larger promise is a decompression bomb.
+        let justified = section.stored.saturating_mul(4096).min(COLD_LIMIT);
+        if kind.compressed() && section.raw > justified {
+            return Err(fault(
+                kind,
+                format!("promises {} bytes from {}", section.raw, section.stored),
+            ));
+        }
+        if !kind.compressed() && section.raw != section.stored {
+            return Err(fault(
+                kind,
+                format!("raw length {} but {} stored", section.raw, section.stored),
+            ));
+        }
+        zero_padding(file, end, start)?;
+        end = stop;
+    }
+    if end != file.len() as u64 {
+        return Err(PackError::Length {
+            have: file.len() as u64,
+            need: end,
+        });
+    }
+    Ok(())
+}
+
+fn zero_padding(file: &[u8], from: u64, to: u64) -> Result<(), PackError> {
+    match file[from as usize..to as usize].iter().position(|b| *b != 0) {
+        Some(at) => Err(PackError::Padding(from + at as u64)),
+        None => Ok(()),
+    }
+}
