@@ -3,12 +3,12 @@
 //! Written from the specification alone: it shares types with the compiler, never logic.
 
 use super::PackError;
+use crate::lint;
 use crate::model::{
     Block, Chain, HostForm, Manifest, NpuForm, NpuPlan, Op, Place, Region, Span, Tensor,
 };
 use crate::quant::int4;
 use crate::regcmd::{self, Reloc, Word};
-use crate::lint;
 use ork_caps::Caps;
 
 type Proof = Result<(), PackError>;
@@ -32,16 +32,24 @@ pub(super) fn model(manifest: &Manifest, host: u64) -> Proof {
         format!("{} activation slots", model.slots.len())
     })?;
     for width in &model.slots {
-        ensure((1..=MAX_DIM).contains(width), || format!("slot width {width}"))?;
+        ensure((1..=MAX_DIM).contains(width), || {
+            format!("slot width {width}")
+        })?;
     }
-    ensure((1..=MAX_DIM).contains(&model.vocab), || format!("vocab {}", model.vocab))?;
-    ensure((1..=1 << 24).contains(&model.context), || format!("context {}", model.context))?;
+    ensure((1..=MAX_DIM).contains(&model.vocab), || {
+        format!("vocab {}", model.vocab)
+    })?;
+    ensure((1..=1 << 24).contains(&model.context), || {
+        format!("context {}", model.context)
+    })?;
     for tensor in &manifest.tensors {
         host_form(tensor, host)?;
     }
     for cache in &model.caches {
         let width = u64::from(cache.kv_heads) * u64::from(cache.head_dim);
-        ensure((1..=u64::from(MAX_DIM)).contains(&width), || format!("cache width {width}"))?;
+        ensure((1..=u64::from(MAX_DIM)).contains(&width), || {
+            format!("cache width {width}")
+        })?;
     }
     for rope in &model.ropes {
         ensure((1..=4096).contains(&rope.inv_freq.len()), || {
@@ -76,7 +84,10 @@ fn tensor(manifest: &Manifest, id: u32) -> Result<&Tensor, PackError> {
 fn shape(manifest: &Manifest, id: u32, n: u32, k: u32) -> Proof {
     let t = tensor(manifest, id)?;
     ensure((t.n, t.k) == (n, k), || {
-        format!("tensor {} is [{}, {}], the op needs [{n}, {k}]", t.name, t.n, t.k)
+        format!(
+            "tensor {} is [{}, {}], the op needs [{n}, {k}]",
+            t.name, t.n, t.k
+        )
     })
 }
 
@@ -104,14 +115,24 @@ fn prove_op(manifest: &Manifest, op: &Op) -> Proof {
         Op::Embed { table, out, .. } => {
             shape(manifest, table, manifest.model.vocab, w(out)? as u32)
         }
-        Op::RmsNorm { x, weight, out, eps } => {
+        Op::RmsNorm {
+            x,
+            weight,
+            out,
+            eps,
+        } => {
             same(w(x)?, w(out)?, "norm widths")?;
             ensure(eps.is_finite() && 0.0 <= eps, || format!("norm eps {eps}"))?;
             let group = tensor(manifest, weight)?.k;
             vector(manifest, weight, group)?;
             same(w(x)? % u64::from(group), 0, "norm width over its group")
         }
-        Op::Linear { x, weight, bias, out } => {
+        Op::Linear {
+            x,
+            weight,
+            bias,
+            out,
+        } => {
             shape(manifest, weight, w(out)? as u32, w(x)? as u32)?;
             ensure(x != out, || format!("linear in place on slot {x}"))?;
             match bias {
@@ -119,7 +140,12 @@ fn prove_op(manifest: &Manifest, op: &Op) -> Proof {
                 None => Ok(()),
             }
         }
-        Op::Rope { x, heads, head_dim, rope } => {
+        Op::Rope {
+            x,
+            heads,
+            head_dim,
+            rope,
+        } => {
             same(w(x)?, u64::from(heads) * u64::from(head_dim), "rope width")?;
             let table = manifest.model.ropes.get(rope as usize);
             let lanes = table.map(|r| 2 * r.inv_freq.len() as u64);
@@ -127,7 +153,15 @@ fn prove_op(manifest: &Manifest, op: &Op) -> Proof {
                 format!("rope {rope} rotates {lanes:?} of {head_dim} lanes")
             })
         }
-        Op::Attention { q, k, v, out, heads, cache, .. } => {
+        Op::Attention {
+            q,
+            k,
+            v,
+            out,
+            heads,
+            cache,
+            ..
+        } => {
             let caches = &manifest.model.caches;
             let c = caches
                 .get(cache as usize)
@@ -151,18 +185,26 @@ fn prove_op(manifest: &Manifest, op: &Op) -> Proof {
 }
 
 fn span(at: Span, need: u64, host: u64, name: &str) -> Proof {
-    ensure(at.bytes == need, || format!("{name}: {} bytes, its shape needs {need}", at.bytes))?;
-    ensure(at.offset % 64 == 0, || format!("{name}: offset {} is not 64-byte aligned", at.offset))?;
+    ensure(at.bytes == need, || {
+        format!("{name}: {} bytes, its shape needs {need}", at.bytes)
+    })?;
+    ensure(at.offset.is_multiple_of(64), || {
+        format!("{name}: offset {} is not 64-byte aligned", at.offset)
+    })?;
     let end = at.offset.checked_add(at.bytes);
     ensure(end.is_some_and(|e| e <= host), || {
-        format!("{name}: {} bytes at {} exceed the host section's {host}", at.bytes, at.offset)
+        format!(
+            "{name}: {} bytes at {} exceed the host section's {host}",
+            at.bytes, at.offset
+        )
     })
 }
 
 fn host_form(t: &Tensor, host: u64) -> Proof {
-    ensure((1..=MAX_DIM).contains(&t.n) && (1..=MAX_DIM).contains(&t.k), || {
-        format!("tensor {} is [{}, {}]", t.name, t.n, t.k)
-    })?;
+    ensure(
+        (1..=MAX_DIM).contains(&t.n) && (1..=MAX_DIM).contains(&t.k),
+        || format!("tensor {} is [{}, {}]", t.name, t.n, t.k),
+    )?;
     let elements = u64::from(t.n) * u64::from(t.k);
     match t.host {
         HostForm::Float { ty, at } => span(at, elements * ty.bytes(), host, &t.name),
@@ -182,17 +224,28 @@ fn host_form(t: &Tensor, host: u64) -> Proof {
 }
 
 fn inside(plan: &NpuPlan, at: Place, bytes: u64, region: Region, what: &str) -> Proof {
-    let extent = plan
-        .extents
-        .get(at.extent as usize)
-        .ok_or_else(|| bad(format!("{what}: extent {} of {}", at.extent, plan.extents.len())))?;
+    let extent = plan.extents.get(at.extent as usize).ok_or_else(|| {
+        bad(format!(
+            "{what}: extent {} of {}",
+            at.extent,
+            plan.extents.len()
+        ))
+    })?;
     ensure(extent.region == region, || {
-        format!("{what}: extent {} is {:?}, not {region:?}", at.extent, extent.region)
+        format!(
+            "{what}: extent {} is {:?}, not {region:?}",
+            at.extent, extent.region
+        )
     })?;
     ensure(u64::from(at.offset) + bytes <= extent.bytes, || {
-        format!("{what}: {bytes} bytes at {} exceed extent {} of {}", at.offset, at.extent, extent.bytes)
+        format!(
+            "{what}: {bytes} bytes at {} exceed extent {} of {}",
+            at.offset, at.extent, extent.bytes
+        )
     })?;
-    ensure(at.offset % 16 == 0, || format!("{what}: offset {} is not 16-byte aligned", at.offset))
+    ensure(at.offset.is_multiple_of(16), || {
+        format!("{what}: offset {} is not 16-byte aligned", at.offset)
+    })
 }
 
 /// Proves extents, forms, streams and relocations.
@@ -210,7 +263,11 @@ pub(super) fn programs(
         return same(forms as u64, 0, "NPU forms without an NPU plan");
     };
     let count = plan.programs.len();
-    same(stream.len() as u64, (count * regcmd::BYTES) as u64, "program bytes")?;
+    same(
+        stream.len() as u64,
+        (count * regcmd::BYTES) as u64,
+        "program bytes",
+    )?;
     extents(plan, caps, stream.len() as u64, weights)?;
     for at in &plan.a_buffers {
         inside(plan, *at, u64::from(plan.a_bytes), Region::A, "A buffer")?;
@@ -237,15 +294,25 @@ fn extents(plan: &NpuPlan, caps: &Caps, stream: u64, weights: u64) -> Proof {
     ensure((1..=caps.cores.value).contains(&plan.cores), || {
         format!("{} cores, the SoC has {}", plan.cores, caps.cores.value)
     })?;
-    ensure((64..=4096).contains(&plan.chunk) && plan.half_rows <= plan.chunk && 0 < plan.half_rows, || {
-        format!("chunk {} with half {}", plan.chunk, plan.half_rows)
-    })?;
-    same(plan.a_buffers.len() as u64, 2 * u64::from(plan.cores), "A buffers")?;
+    ensure(
+        (64..=4096).contains(&plan.chunk) && plan.half_rows <= plan.chunk && 0 < plan.half_rows,
+        || format!("chunk {} with half {}", plan.chunk, plan.half_rows),
+    )?;
+    same(
+        plan.a_buffers.len() as u64,
+        2 * u64::from(plan.cores),
+        "A buffers",
+    )?;
     let mut sum = 0u64;
-    let mut file = [(Region::Weights, 0u64, weights), (Region::Programs, 0, stream)];
+    let mut file = [
+        (Region::Weights, 0u64, weights),
+        (Region::Programs, 0, stream),
+    ];
     let mut last = Region::Weights;
     for (index, extent) in plan.extents.iter().enumerate() {
-        ensure(last <= extent.region, || format!("extent {index} is out of order"))?;
+        ensure(last <= extent.region, || {
+            format!("extent {index} is out of order")
+        })?;
         last = extent.region;
         ensure(
             0 < extent.bytes
@@ -260,12 +327,15 @@ fn extents(plan: &NpuPlan, caps: &Caps, stream: u64, weights: u64) -> Proof {
         }
     }
     let window = caps.iova_budget.value - caps.iova_margin.value;
-    ensure(sum <= window, || format!("extents need {sum} bytes, the window has {window}"))?;
+    ensure(sum <= window, || {
+        format!("extents need {sum} bytes, the window has {window}")
+    })?;
     // The last extent of a region is rounded up to a page; the section holds the bytes in use.
     for (region, used, section) in file {
-        ensure(section <= used && used < section + caps.page.value.max(1), || {
-            format!("{region:?} extents hold {used} bytes, the section {section}")
-        })?;
+        ensure(
+            section <= used && used < section + caps.page.value.max(1),
+            || format!("{region:?} extents hold {used} bytes, the section {section}"),
+        )?;
     }
     Ok(())
 }
@@ -273,16 +343,33 @@ fn extents(plan: &NpuPlan, caps: &Caps, stream: u64, weights: u64) -> Proof {
 fn npu_form(plan: &NpuPlan, t: &Tensor, form: &NpuForm) -> Proof {
     let covered = u64::from(form.slice_k) * u64::from(form.k_slices);
     ensure(u64::from(t.k) <= covered && 0 < form.k_slices, || {
-        format!("{}: {} slices of {} for K {}", t.name, form.k_slices, form.slice_k, t.k)
+        format!(
+            "{}: {} slices of {} for K {}",
+            t.name, form.k_slices, form.slice_k, t.k
+        )
     })?;
     // int32 exactness: 127 * 127 * K stays inside i32, sentinel included.
-    ensure(covered * 127 * 127 < i32::MAX as u64, || format!("{}: K {covered} overflows int32", t.name))?;
-    ensure(covered * u64::from(plan.half_rows) <= u64::from(plan.a_bytes), || {
-        format!("{}: {} rows of {covered} exceed the A buffer's {}", t.name, plan.half_rows, plan.a_bytes)
+    ensure(covered * 127 * 127 < i32::MAX as u64, || {
+        format!("{}: K {covered} overflows int32", t.name)
     })?;
+    ensure(
+        covered * u64::from(plan.half_rows) <= u64::from(plan.a_bytes),
+        || {
+            format!(
+                "{}: {} rows of {covered} exceed the A buffer's {}",
+                t.name, plan.half_rows, plan.a_bytes
+            )
+        },
+    )?;
     let padded = t.n.next_multiple_of(32);
     for block in &form.blocks {
-        let Block { core, n0, cols, slice, at } = *block;
+        let Block {
+            core,
+            n0,
+            cols,
+            slice,
+            at,
+        } = *block;
         ensure(
             core < plan.cores
                 && slice < form.k_slices
@@ -292,7 +379,13 @@ fn npu_form(plan: &NpuPlan, t: &Tensor, form: &NpuForm) -> Proof {
                 && u64::from(n0) + u64::from(cols) <= u64::from(padded),
             || format!("{}: weight block {block:?}", t.name),
         )?;
-        inside(plan, at, u64::from(cols) * u64::from(form.slice_k), Region::Weights, &t.name)?;
+        inside(
+            plan,
+            at,
+            u64::from(cols) * u64::from(form.slice_k),
+            Region::Weights,
+            &t.name,
+        )?;
     }
     Ok(())
 }
@@ -305,39 +398,77 @@ fn chain_programs(
     claimed: &mut [bool],
     next: &mut [Option<u32>],
 ) -> Proof {
-    let Chain { core, half, rows, first, count } = *chain;
-    let end = first.checked_add(count).filter(|e| *e as usize <= plan.programs.len());
+    let Chain {
+        core,
+        half,
+        rows,
+        first,
+        count,
+    } = *chain;
+    let end = first
+        .checked_add(count)
+        .filter(|e| *e as usize <= plan.programs.len());
     ensure(
-        core < plan.cores && half < 2 && 0 < rows && rows <= plan.half_rows && 0 < count && end.is_some(),
+        core < plan.cores
+            && half < 2
+            && 0 < rows
+            && rows <= plan.half_rows
+            && 0 < count
+            && end.is_some(),
         || format!("{}: chain {chain:?}", t.name),
     )?;
     let a = plan.a_buffers[(half * plan.cores + core) as usize];
     let mut area = 0u64;
     for index in first..first + count {
         let p = &plan.programs[index as usize];
-        ensure(!std::mem::replace(&mut claimed[index as usize], true), || {
-            format!("program {index} is in two chains")
-        })?;
+        ensure(
+            !std::mem::replace(&mut claimed[index as usize], true),
+            || format!("program {index} is in two chains"),
+        )?;
         if index + 1 < first + count {
             next[index as usize] = Some(index + 1);
         }
-        let block = form
-            .blocks
-            .iter()
-            .any(|b| b.core == core && b.at == p.w && b.n0 == p.n0 && b.cols == p.n && b.slice == p.slice);
-        ensure(block, || format!("program {index} reads no weight block of {}", t.name))?;
+        let block = form.blocks.iter().any(|b| {
+            b.core == core && b.at == p.w && b.n0 == p.n0 && b.cols == p.n && b.slice == p.slice
+        });
+        ensure(block, || {
+            format!("program {index} reads no weight block of {}", t.name)
+        })?;
         ensure(
             p.k == form.slice_k && 0 < p.m && u64::from(p.row0) + u64::from(p.m) <= u64::from(rows),
-            || format!("program {index}: rows {}+{} K {} in a chain of {rows}", p.row0, p.m, p.k),
+            || {
+                format!(
+                    "program {index}: rows {}+{} K {} in a chain of {rows}",
+                    p.row0, p.m, p.k
+                )
+            },
         )?;
         let offset = u64::from(a.offset)
             + u64::from(p.slice) * u64::from(plan.half_rows) * u64::from(form.slice_k)
             + u64::from(p.row0) * u64::from(form.slice_k);
-        ensure(p.a.extent == a.extent && u64::from(p.a.offset) == offset, || {
-            format!("program {index} reads A at {:?}, expected offset {offset}", p.a)
-        })?;
-        inside(plan, p.a, u64::from(p.m) * u64::from(p.k), Region::A, "A rows")?;
-        inside(plan, p.c, u64::from(p.m) * u64::from(p.n) * 4, Region::Ring, "C block")?;
+        ensure(
+            p.a.extent == a.extent && u64::from(p.a.offset) == offset,
+            || {
+                format!(
+                    "program {index} reads A at {:?}, expected offset {offset}",
+                    p.a
+                )
+            },
+        )?;
+        inside(
+            plan,
+            p.a,
+            u64::from(p.m) * u64::from(p.k),
+            Region::A,
+            "A rows",
+        )?;
+        inside(
+            plan,
+            p.c,
+            u64::from(p.m) * u64::from(p.n) * 4,
+            Region::Ring,
+            "C block",
+        )?;
         area += u64::from(p.m) * u64::from(p.n);
     }
     // Together the programs compute every (row, column, slice) of the core once: same area, and
@@ -449,7 +580,11 @@ fn relocations(plan: &NpuPlan, stream: &[u8], relocs: &[Reloc], next: &[Option<u
     if relocs.len() != expected.len() {
         return Err(PackError::Reloc {
             word: relocs.len() as u32,
-            fault: format!("{} relocations, {} address words", relocs.len(), expected.len()),
+            fault: format!(
+                "{} relocations, {} address words",
+                relocs.len(),
+                expected.len()
+            ),
         });
     }
     Ok(())

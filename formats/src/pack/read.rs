@@ -59,8 +59,9 @@ impl Reader {
         reader.tokenizer = reader.decompress(file, Kind::Tokenizer)?;
         let raw = reader.decompress(file, Kind::Manifest)?;
         let config = bincode::config::standard().with_limit::<{ COLD_LIMIT as usize }>();
-        let (manifest, used): (Manifest, usize) = bincode::serde::decode_from_slice(&raw, config)
-            .map_err(|e| PackError::Manifest(e.to_string()))?;
+        let (manifest, used): (Manifest, usize) =
+            bincode::serde::decode_from_slice(&raw, config)
+                .map_err(|e| PackError::Manifest(e.to_string()))?;
         if used != raw.len() {
             return Err(PackError::Manifest(format!(
                 "{} bytes left over",
@@ -214,7 +215,10 @@ fn check_sections(file: &[u8], sections: &[Section]) -> Result<(), PackError> {
     let mut end = HEADER_BYTES as u64;
     for (section, kind) in sections.iter().zip(Kind::ALL) {
         if section.kind != kind {
-            return Err(fault(section.kind, format!("stands where {} belongs", kind.name())));
+            return Err(fault(
+                section.kind,
+                format!("stands where {} belongs", kind.name()),
+            ));
         }
         let start = end.next_multiple_of(ALIGN);
         if section.offset != start {
@@ -262,7 +266,10 @@ fn check_sections(file: &[u8], sections: &[Section]) -> Result<(), PackError> {
 }
 
 fn zero_padding(file: &[u8], from: u64, to: u64) -> Result<(), PackError> {
-    match file[from as usize..to as usize].iter().position(|b| *b != 0) {
+    match file[from as usize..to as usize]
+        .iter()
+        .position(|b| *b != 0)
+    {
         Some(at) => Err(PackError::Padding(from + at as u64)),
         None => Ok(()),
     }

@@ -203,10 +203,7 @@ impl Writer {
         Ok(*blake3::hash(&page).as_bytes())
     }
 
-    fn io<T>(
-        &mut self,
-        f: impl FnOnce(&mut File) -> std::io::Result<T>,
-    ) -> Result<T, WriteError> {
+    fn io<T>(&mut self, f: impl FnOnce(&mut File) -> std::io::Result<T>) -> Result<T, WriteError> {
         f(&mut self.file).map_err(|source| WriteError::Io {
             path: self.temp.clone(),
             source,
