@@ -1,0 +1,189 @@
+//! Streams written by others, executed unchanged; and mutations of our own.
+
+use ork_caps::RK3588;
+use ork_formats::regcmd::{self, A_ENTRY, C_ENTRY, Matmul, W_ENTRY, Word, reg};
+use ork_sim::{Fault, Memory, Stats};
+use std::path::Path;
+
+const A: u32 = 0x1000_0000;
+const W: u32 = 0x2000_0000;
+const C: u32 = 0x3000_0000;
+const PC: u32 = 0x4000_0000;
+
+fn data(name: &str) -> Vec<u8> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    std::fs::read(dir.join(name)).unwrap()
+}
+
+#[test]
+fn golden_vectors_execute() {
+    for (name, words, macs) in [
+        ("mtx512_M1_K64_N64", 108, 64 * 64),
+        ("mtx512_M4_K576_N64", 108, 4 * 576 * 64),
+        ("vendor_rknn_M4_K32_N32_dense", 112, 4 * 32 * 32),
+    ] {
+        let mut a = data(&format!("{name}.A.bin"));
+        let mut w = data(&format!("{name}.W.bin"));
+        let want = data(&format!("{name}.C.bin"));
+        let mut program = data(&format!("{name}.regcmd.bin"));
+        let mut c = vec![0xaa; want.len()];
+        let mut mem = Memory::new();
+        mem.map(A, &mut a, false);
+        mem.map(W, &mut w, false);
+        mem.map(PC, &mut program, false);
+        mem.map(C, &mut c, true);
+        let stats = ork_sim::run(&mut mem, PC, words, 1, &RK3588, 1).unwrap();
+        assert_eq!(stats, Stats { macs, programs: 1 });
+        drop(mem);
+        assert!(c == want, "{name}");
+    }
+}
+
+fn tile(m: u32, k: u32, n: u32) -> Matmul {
+    let data_banks = (m * k.next_multiple_of(64)).div_ceil(32768);
+    Matmul {
+        m,
+        k,
+        n,
+        ld: n,
+        grains_rows: m + 1,
+        data_banks,
+        weight_banks: 12 - data_banks,
+    }
+}
+
+fn bytes(words: &[Word]) -> Vec<u8> {
+    words.iter().flat_map(|w| w.0.to_le_bytes()).collect()
+}
+
+fn addressed(t: &Matmul, next: bool) -> [Word; regcmd::WORDS] {
+    let mut words = regcmd::build(t, next);
+    for (entry, at) in [(A_ENTRY, A), (W_ENTRY, W), (C_ENTRY, C)] {
+        words[entry] = words[entry].with_value(at);
+    }
+    words
+}
+
+fn execute(words: &[Word], t: &Matmul, tasks: u32) -> Result<Vec<u8>, Fault> {
+    let (m, k, n) = (t.m as usize, t.k as usize, t.n as usize);
+    let code = |i: usize| (i.wrapping_mul(2_654_435_761) >> 7) as u8;
+    let mut a: Vec<u8> = (0..m * k).map(code).collect();
+    let mut w: Vec<u8> = (0..n * k).map(|i| code(i + 5)).collect();
+    let mut c = vec![0; m * n * 4];
+    let mut program = bytes(words);
+    let mut mem = Memory::new();
+    mem.map(A, &mut a, false);
+    mem.map(W, &mut w, false);
+    mem.map(PC, &mut program, false);
+    mem.map(C, &mut c, true);
+    ork_sim::run(&mut mem, PC, 112, tasks, &RK3588, 2)?;
+    drop(mem);
+    for row in 0..m {
+        for col in 0..n {
+            let want: i32 = (0..k)
+                .map(|j| {
+                    let at = ork_formats::layout::weight_index(col, j, k / 32);
+                    i32::from(a[row * k + j] as i8) * i32::from(w[at] as i8)
+                })
+                .sum();
+            let at = (row * n + col) * 4;
+            assert_eq!(c[at..at + 4], want.to_le_bytes(), "row {row} column {col}");
+        }
+    }
+    Ok(c)
+}
+
+#[test]
+fn dense_programs_equal_a_naive_loop() {
+    for (m, k, n) in [(1, 32, 32), (5, 96, 64), (64, 512, 96), (70, 1024, 64)] {
+        let t = tile(m, k, n);
+        execute(&addressed(&t, false), &t, 1).unwrap();
+    }
+}
+
+#[test]
+fn every_fault_is_found() {
+    let t = tile(4, 64, 32);
+    let fault = |register: regcmd::Reg, value: u32| {
+        let mut words = addressed(&t, false);
+        for word in words.iter_mut().filter(|w| w.is(register)) {
+            *word = word.with_value(value);
+        }
+        execute(&words, &t, 1).unwrap_err()
+    };
+    assert!(matches!(
+        fault(reg::CBUF_CON0, 0xb2),
+        Fault::BankSplit { .. }
+    ));
+    assert!(matches!(
+        fault(reg::CBUF_CON0, 0x0c),
+        Fault::BankSplit { .. }
+    ));
+    assert!(matches!(fault(reg::CBUF_CON0, 0x1b1), Fault::Mode(..)));
+    assert!(matches!(fault(reg::DATA_FORMAT, 0), Fault::Mode(..)));
+    assert!(matches!(
+        fault(reg::FEATURE_DATA_ADDR, 0),
+        Fault::ZeroAddress(_)
+    ));
+    assert!(matches!(
+        fault(reg::DST_BASE_ADDR, C + 8),
+        Fault::Unaligned { .. }
+    ));
+    assert!(matches!(
+        fault(reg::DCOMP_ADDR0, 0x5000_0000),
+        Fault::Unmapped { .. }
+    ));
+    assert!(matches!(
+        fault(reg::DST_BASE_ADDR, A),
+        Fault::ReadOnly { .. } | Fault::Unmapped { .. }
+    ));
+    assert!(matches!(fault(reg::DMA_CON1, 0x40), Fault::Unmapped { .. }));
+    assert!(matches!(
+        fault(reg::WEIGHT_SIZE1, 32),
+        Fault::Contradiction(..)
+    ));
+    assert!(matches!(fault(reg::PC_ENABLE, 0x18), Fault::Enable(0x18)));
+
+    let mut words = addressed(&t, false);
+    words[20] = Word(0x0201_0000_0000_1ffc);
+    assert!(matches!(
+        execute(&words, &t, 1).unwrap_err(),
+        Fault::UnknownRegister { index: 20, .. }
+    ));
+    words = addressed(&t, false);
+    words[111] = Word(0);
+    assert_eq!(execute(&words, &t, 1).unwrap_err(), Fault::NoEnable);
+    words = addressed(&t, false);
+    assert_eq!(
+        execute(&words, &t, 2).unwrap_err(),
+        Fault::MissingLink { task: 0, tasks: 2 }
+    );
+    let narrow = Matmul {
+        data_banks: 1,
+        weight_banks: 11,
+        ..tile(64, 576, 32)
+    };
+    assert_eq!(
+        execute(&addressed(&narrow, false), &narrow, 1).unwrap_err(),
+        Fault::DataBanks { have: 1, need: 2 }
+    );
+    let odd = tile(4, 48, 32);
+    assert_eq!(
+        execute(&addressed(&odd, false), &odd, 1).unwrap_err(),
+        Fault::K(48)
+    );
+    let odd = tile(4, 64, 48);
+    assert_eq!(
+        execute(&addressed(&odd, false), &odd, 1).unwrap_err(),
+        Fault::N(48)
+    );
+}
+
+#[test]
+fn chains_follow_their_links() {
+    let t = tile(4, 64, 32);
+    let mut first = addressed(&t, true);
+    first[regcmd::NEXT_ENTRY] = first[regcmd::NEXT_ENTRY].with_value(PC + regcmd::BYTES as u32);
+    let words = [first, addressed(&t, false)].concat();
+    execute(&words, &t, 2).unwrap();
+}
