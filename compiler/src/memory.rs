@@ -43,8 +43,8 @@ pub fn plan(
     let weight_bytes = map.region_bytes(Region::Weights);
     place_programs(schedule.steps.len() as u64, &mut map);
     place_tasks(schedule, caps, &mut map)?;
-    let a_bytes = (u64::from(half_rows) * u64::from(schedule.widest_k))
-        .next_multiple_of(caps.page.value);
+    let a_bytes =
+        (u64::from(half_rows) * u64::from(schedule.widest_k)).next_multiple_of(caps.page.value);
     let a_buffers: Vec<Place> = (0..2 * cores)
         .map(|_| map.own(Region::A, a_bytes, "an A buffer"))
         .collect::<Result<_>>()?;
@@ -210,7 +210,9 @@ fn fit(extents: &[Extent], caps: &Caps) -> Result<()> {
     }
     let ledger: Vec<String> = REGIONS
         .iter()
-        .map(|r| format!("{r:?} {} MiB", region_bytes(extents, *r).div_ceil(1 << 20)).to_lowercase())
+        .map(|r| {
+            format!("{r:?} {} MiB", region_bytes(extents, *r).div_ceil(1 << 20)).to_lowercase()
+        })
         .collect();
     Err(Error::Fit(format!(
         "the NPU part needs {need} bytes, the window has {have} ({}); use a smaller --chunk or a smaller model",
@@ -277,7 +279,7 @@ impl<'a> Extents<'a> {
             return Err(self.refuse(bytes, what));
         }
         let room = self.extents.last().filter(|e| e.region == region);
-        if !room.is_some_and(|e| e.bytes.next_multiple_of(align) + bytes <= limit) {
+        if room.is_none_or(|e| limit < e.bytes.next_multiple_of(align) + bytes) {
             self.round(region);
             self.push(region, 0);
         }
@@ -325,7 +327,14 @@ mod tests {
             ..RK3588
         };
         let (s, m) = layout(&[(2560, 512), (700, 5000), (33, 100)], 192, &caps).unwrap();
-        assert!(2 < m.plan.extents.iter().filter(|e| e.region == Region::Weights).count());
+        assert!(
+            2 < m
+                .plan
+                .extents
+                .iter()
+                .filter(|e| e.region == Region::Weights)
+                .count()
+        );
         let mut spans: Vec<(u32, u64, u64)> = Vec::new();
         for (matrix, blocks) in s.matrices.iter().zip(&m.blocks) {
             for b in blocks {
@@ -338,7 +347,10 @@ mod tests {
         }
         spans.sort_unstable();
         for pair in spans.windows(2) {
-            assert!(pair[0].0 < pair[1].0 || pair[0].1 + pair[0].2 <= pair[1].1, "{pair:?}");
+            assert!(
+                pair[0].0 < pair[1].0 || pair[0].1 + pair[0].2 <= pair[1].1,
+                "{pair:?}"
+            );
         }
         for (extent, offset, bytes) in spans {
             assert!(offset + bytes <= m.plan.extents[extent as usize].bytes);

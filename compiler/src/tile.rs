@@ -162,7 +162,13 @@ mod tests {
 
     #[test]
     fn row_caps_follow_the_slice() {
-        for (k, rows) in [(512, 704), (1024, 320), (1536, 192), (2048, 128), (9728, 64)] {
+        for (k, rows) in [
+            (512, 704),
+            (1024, 320),
+            (1536, 192),
+            (2048, 128),
+            (9728, 64),
+        ] {
             assert_eq!(tile(32, k, 1, &RK3588).unwrap().row_cap, rows, "K {k}");
         }
     }
@@ -202,7 +208,10 @@ mod tests {
     #[test]
     fn halves_and_classes() {
         let h = halves(512, &RK3588);
-        assert_eq!((h.rows, h.classes[1].as_slice()), (256, &[64, 128, 192, 256][..]));
+        assert_eq!(
+            (h.rows, h.classes[1].as_slice()),
+            (256, &[64, 128, 192, 256][..])
+        );
         let h = halves(192, &RK3588);
         assert_eq!(h.rows, 128);
         assert_eq!(h.classes, [vec![64, 128], vec![64]]);
@@ -212,7 +221,10 @@ mod tests {
 
     #[test]
     fn row_tiles_cover_the_class() {
-        assert_eq!(row_tiles(256, 192).collect::<Vec<_>>(), [(0, 192), (192, 64)]);
+        assert_eq!(
+            row_tiles(256, 192).collect::<Vec<_>>(),
+            [(0, 192), (192, 64)]
+        );
         assert_eq!(row_tiles(64, 704).collect::<Vec<_>>(), [(0, 64)]);
     }
 

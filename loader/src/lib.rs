@@ -1,11 +1,8 @@
-//! Maps an `.orkpack` and generates text: prefill on the NPU or its simulator, decode on the CPU.
+//! Maps an `.orkpack` and runs it: prefill in the NPU simulator or on the CPU, decode on the CPU.
 
-pub mod cpu;
+mod cpu;
 pub mod device;
 pub mod error;
-pub mod exec;
-pub mod generate;
+mod exec;
 pub mod map;
-pub mod sampler;
 pub mod session;
-pub mod tokenizer;

@@ -145,7 +145,10 @@ mod tests {
         let (mut codes, mut bits) = (vec![0i8; 40], [0u16; 2]);
         row(&values, &mut codes, &mut bits);
         for (i, v) in values.iter().enumerate() {
-            assert_eq!(f32::from(codes[i]) * f16::from_bits(bits[i / GROUP]).to_f32(), *v);
+            assert_eq!(
+                f32::from(codes[i]) * f16::from_bits(bits[i / GROUP]).to_f32(),
+                *v
+            );
         }
     }
 

@@ -97,8 +97,14 @@ mod tests {
     fn rows_decode_from_every_float_type() {
         let values = [1.0f32, -2.5, 0.25, 8.0];
         let f32s: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let f16s: Vec<u8> = values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect();
-        let bf16s: Vec<u8> = values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect();
+        let f16s: Vec<u8> = values
+            .iter()
+            .flat_map(|v| f16::from_f32(*v).to_le_bytes())
+            .collect();
+        let bf16s: Vec<u8> = values
+            .iter()
+            .flat_map(|v| bf16::from_f32(*v).to_le_bytes())
+            .collect();
         for (ty, bytes) in [
             (FloatType::F32, &f32s),
             (FloatType::F16, &f16s),

@@ -112,7 +112,11 @@ mod tests {
                 assert_eq!(bytes[layout::weight_index(r, c, 16)] as i8, want, "{r} {c}");
             }
         }
-        assert!(q.block(&Block { slice: 1, ..block }, 512).iter().all(|b| *b == 0));
+        assert!(
+            q.block(&Block { slice: 1, ..block }, 512)
+                .iter()
+                .all(|b| *b == 0)
+        );
         assert_eq!(q.scales[n..], [0.0; 26]);
         assert!(q.bound <= 50 * 127 * 127);
     }

@@ -127,10 +127,10 @@ fn check(registers: &Registers, caps: &Caps) -> Result<Shape, Fault> {
             return Err(Fault::Contradiction(name, have, other, want));
         }
     }
-    if k == 0 || k % caps.k_hw_granule.value != 0 {
+    if k == 0 || !k.is_multiple_of(caps.k_hw_granule.value) {
         return Err(Fault::K(k));
     }
-    if n == 0 || n % caps.n_granule.value != 0 {
+    if n == 0 || !n.is_multiple_of(caps.n_granule.value) {
         return Err(Fault::N(n));
     }
     banks(registers, caps, width, height, k)?;

@@ -59,7 +59,7 @@ pub fn run(
 }
 
 fn fetch(mem: &Memory<'_>, at: u32, words: u32) -> Result<Vec<Word>, Fault> {
-    if at % 16 != 0 {
+    if !at.is_multiple_of(16) {
         return Err(Fault::Unaligned { address: at });
     }
     let bytes = mem.read(at, u64::from(words) * 8)?;

@@ -1,0 +1,314 @@
+//! Quantises tensor by tensor into the bulk sections, then writes the rest of the pack.
+
+use crate::checkpoint::{Checkpoint, Raw};
+use crate::emit::Emitted;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, TensorDecl};
+use crate::memory::Memory;
+use crate::place::{Host, Placed};
+use crate::quantize::{int4, int8, not_finite, row_f32, w8a8};
+use crate::schedule::{Matrix, Schedule};
+use indicatif::ProgressBar;
+use ork_formats::model::{FloatType, HostForm, Manifest, NpuForm, Span, Tensor};
+use ork_formats::pack::Kind;
+use ork_formats::pack::write::{SectionId, WriteError, Writer};
+use ork_formats::quant::int4::{GROUP, PANEL, bytes as int4_bytes, pack as int4_pack, panel_bytes};
+use rayon::prelude::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Host spans start on cache lines.
+const HOST_ALIGN: u64 = 64;
+
+/// What the packer learned on the way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// BLAKE3 of the header page: names the pack's content.
+    pub hash: [u8; 32],
+    /// Largest magnitude that any int32 accumulator can reach.
+    pub accumulator: u64,
+}
+
+impl From<WriteError> for Error {
+    fn from(e: WriteError) -> Self {
+        match e {
+            WriteError::Exists { .. } => Self::Usage(e.to_string()),
+            WriteError::Io { path, source } => Self::Io { path, source },
+            WriteError::Reserved(..) => Self::Verify(e.to_string()),
+        }
+    }
+}
+
+/// Describes every tensor and gives its host bytes a place. Returns the tensors (with zero source
+/// hashes) and the length of the host section.
+///
+/// # Errors
+/// [`Error::Input`] for a tensor that the checkpoint lacks.
+pub fn lay_out(
+    checkpoint: &Checkpoint,
+    graph: &Graph,
+    placed: &[Placed],
+    schedule: &Schedule,
+    memory: Option<&Memory>,
+) -> Result<(Vec<Tensor>, u64)> {
+    let mut host = Host64::default();
+    let mut tensors = Vec::new();
+    for (id, (decl, place)) in graph.tensors.iter().zip(placed).enumerate() {
+        let (n, k) = (u64::from(decl.n), u64::from(decl.k));
+        let float = |host: &mut Host64, ty: FloatType| HostForm::Float {
+            ty,
+            at: host.span(n * k * ty.bytes()),
+        };
+        let form = match place.host {
+            Host::Source => float(&mut host, checkpoint.tensor(&decl.name)?.ty),
+            Host::F32 => float(&mut host, FloatType::F32),
+            Host::Int8 => HostForm::Int8 {
+                at: host.span(n * k),
+                scales: host.span(n * 4),
+            },
+            Host::Int4 => HostForm::Int4 {
+                at: host.span(int4_bytes(decl.n as usize, decl.k as usize)),
+            },
+        };
+        let matrix = matrix_of(schedule, id);
+        let npu = matrix.zip(memory).map(|((index, m), memory)| NpuForm {
+            slice_k: m.tiling.slice_k,
+            k_slices: m.tiling.k_slices,
+            scales: host.span(u64::from(m.tiling.padded_n) * 4),
+            blocks: memory.blocks[index].clone(),
+            chains: m.chains.clone(),
+        });
+        tensors.push(Tensor {
+            name: decl.name.clone(),
+            n: decl.n,
+            k: decl.k,
+            host: form,
+            npu,
+            source: [0; 32],
+        });
+    }
+    Ok((tensors, host.0))
+}
+
+fn matrix_of(schedule: &Schedule, tensor: usize) -> Option<(usize, &Matrix)> {
+    let find = |m: &Matrix| m.tensor as usize == tensor;
+    let index = schedule.matrices.iter().position(find)?;
+    Some((index, &schedule.matrices[index]))
+}
+
+#[derive(Default)]
+struct Host64(u64);
+
+impl Host64 {
+    fn span(&mut self, bytes: u64) -> Span {
+        let offset = self.0.next_multiple_of(HOST_ALIGN);
+        self.0 = offset + bytes;
+        Span { offset, bytes }
+    }
+}
+
+/// Lengths of the two bulk sections.
+#[derive(Clone, Copy, Debug)]
+pub struct Bulk {
+    /// Bytes of native weight tiles, extents included.
+    pub npu: u64,
+    /// Bytes of host tensors.
+    pub host: u64,
+}
+
+/// Writes the whole pack; fills the source hashes of `manifest` on the way. Same bytes whatever the
+/// size of the rayon pool it runs in.
+///
+/// # Errors
+/// [`Error::Input`] for values that cannot be quantised, [`Error::Io`].
+pub fn write(
+    mut writer: Writer,
+    checkpoint: &Checkpoint,
+    graph: &Graph,
+    manifest: &mut Manifest,
+    (emitted, tokenizer): (&Emitted, &[u8]),
+    bulk: Bulk,
+    progress: &ProgressBar,
+) -> Result<Written> {
+    let mut npu = Sink::begin(&mut writer, Kind::NpuWeights, bulk.npu)?;
+    let mut host = Sink::begin(&mut writer, Kind::HostWeights, bulk.host)?;
+    let extents: Vec<u64> = manifest
+        .npu
+        .iter()
+        .flat_map(|plan| plan.extents.iter().map(|e| e.file_offset))
+        .collect();
+    let mut accumulator = 0;
+    for (decl, tensor) in graph.tensors.iter().zip(&mut manifest.tensors) {
+        let raw = checkpoint.tensor(&decl.name)?;
+        tensor.source = *blake3::hash(raw.bytes).as_bytes();
+        check_finite(decl, &raw)?;
+        write_host(&mut writer, &mut host, decl, &raw, &tensor.host)?;
+        if let Some(form) = &tensor.npu {
+            let codes = quantize_npu(decl, &raw, form);
+            accumulator = accumulator.max(codes.bound);
+            let scales: Vec<u8> = codes.scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+            host.put(&mut writer, form.scales.offset, &scales)?;
+            for block in &form.blocks {
+                let at = extents[block.at.extent as usize] + u64::from(block.at.offset);
+                npu.put(&mut writer, at, &codes.block(block, form.slice_k as usize))?;
+            }
+        }
+        progress.inc(raw.bytes.len() as u64);
+    }
+    npu.pad(&mut writer, bulk.npu)?;
+    host.pad(&mut writer, bulk.host)?;
+    for (kind, bytes) in [
+        (Kind::Programs, emitted.program_bytes()),
+        (Kind::Relocs, emitted.reloc_bytes()),
+    ] {
+        let id = writer.begin(kind, bytes.len() as u64)?;
+        writer.write(id, &bytes)?;
+    }
+    writer.tokenizer(tokenizer)?;
+    writer.manifest(manifest)?;
+    Ok(Written {
+        hash: writer.finish()?,
+        accumulator,
+    })
+}
+
+/// A reserved section written front to back, gaps filled with zeros.
+struct Sink {
+    id: SectionId,
+    at: u64,
+}
+
+impl Sink {
+    fn begin(writer: &mut Writer, kind: Kind, len: u64) -> Result<Self> {
+        let id = writer.begin(kind, len)?;
+        Ok(Self { id, at: 0 })
+    }
+
+    fn put(&mut self, writer: &mut Writer, at: u64, bytes: &[u8]) -> Result<()> {
+        self.pad(writer, at)?;
+        writer.write(self.id, bytes)?;
+        self.at += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn pad(&mut self, writer: &mut Writer, to: u64) -> Result<()> {
+        let gap = to.checked_sub(self.at).ok_or_else(|| {
+            Error::Verify(format!(
+                "bytes for offset {to} after {} were written",
+                self.at
+            ))
+        })?;
+        writer.write(self.id, &vec![0; gap as usize])?;
+        self.at = to;
+        Ok(())
+    }
+}
+
+fn shape(decl: &TensorDecl) -> (usize, usize) {
+    (decl.n as usize, decl.k as usize)
+}
+
+fn check_finite(decl: &TensorDecl, raw: &Raw<'_>) -> Result<()> {
+    let (n, k) = shape(decl);
+    // The lowest bad row is reported, whichever thread finds one first.
+    let lowest = AtomicUsize::new(usize::MAX);
+    (0..n).into_par_iter().for_each_init(
+        || vec![0f32; k],
+        |values, row| {
+            row_f32(raw, k, row, values);
+            if not_finite(values).is_some() {
+                lowest.fetch_min(row, Ordering::Relaxed);
+            }
+        },
+    );
+    match lowest.into_inner() {
+        usize::MAX => Ok(()),
+        row => Err(Error::Input(format!(
+            "tensor {} has a value in row {row} that is not finite; the checkpoint is damaged",
+            decl.name
+        ))),
+    }
+}
+
+fn quantize_npu(decl: &TensorDecl, raw: &Raw<'_>, form: &NpuForm) -> w8a8::Codes {
+    let (n, k) = shape(decl);
+    let padded = (
+        form.scales.bytes as usize / 4,
+        form.slice_k as usize * form.k_slices as usize,
+    );
+    w8a8::quantize((n, k), padded, |row, out| row_f32(raw, k, row, out))
+}
+
+fn write_host(
+    writer: &mut Writer,
+    host: &mut Sink,
+    decl: &TensorDecl,
+    raw: &Raw<'_>,
+    form: &HostForm,
+) -> Result<()> {
+    let (n, k) = shape(decl);
+    match *form {
+        HostForm::Float { ty, at } if ty == raw.ty => host.put(writer, at.offset, raw.bytes),
+        HostForm::Float { at, .. } => {
+            let mut bytes = vec![0u8; n * k * 4];
+            let mut values = vec![0f32; k];
+            for (row, line) in bytes.chunks_exact_mut(k * 4).enumerate() {
+                row_f32(raw, k, row, &mut values);
+                for (b, v) in line.chunks_exact_mut(4).zip(&values) {
+                    b.copy_from_slice(&v.to_le_bytes());
+                }
+            }
+            host.put(writer, at.offset, &bytes)
+        }
+        HostForm::Int8 { at, scales } => {
+            let (codes, row_scales) = int8_matrix(raw, n, k);
+            host.put(writer, at.offset, &codes)?;
+            host.put(writer, scales.offset, &row_scales)
+        }
+        HostForm::Int4 { at } => host.put(writer, at.offset, &int4_matrix(raw, n, k)),
+    }
+}
+
+fn int8_matrix(raw: &Raw<'_>, n: usize, k: usize) -> (Vec<u8>, Vec<u8>) {
+    let mut codes = vec![0u8; n * k];
+    let mut scales = vec![0u8; n * 4];
+    codes
+        .par_chunks_exact_mut(k)
+        .zip(scales.par_chunks_exact_mut(4))
+        .enumerate()
+        .for_each_init(
+            || vec![0f32; k],
+            |values, (row, (line, scale))| {
+                row_f32(raw, k, row, values);
+                scale.copy_from_slice(&int8::row(values, line).to_le_bytes());
+            },
+        );
+    (codes, scales)
+}
+
+/// Panels are independent, so each is quantised and packed as a small matrix of its own.
+fn int4_matrix(raw: &Raw<'_>, n: usize, k: usize) -> Vec<u8> {
+    let groups = k.div_ceil(GROUP);
+    let mut out = vec![0u8; int4_bytes(n, k) as usize];
+    out.par_chunks_exact_mut(panel_bytes(k))
+        .enumerate()
+        .for_each_init(
+            || {
+                (
+                    vec![0f32; k],
+                    vec![0i8; PANEL * k],
+                    vec![0u16; PANEL * groups],
+                )
+            },
+            |(values, codes, scales), (panel, bytes)| {
+                let rows = PANEL.min(n - panel * PANEL);
+                for r in 0..rows {
+                    row_f32(raw, k, panel * PANEL + r, values);
+                    let scales = &mut scales[r * groups..][..groups];
+                    int4::row(values, &mut codes[r * k..][..k], scales);
+                }
+                let packed = int4_pack(&codes[..rows * k], &scales[..rows * groups], rows, k);
+                bytes.copy_from_slice(&packed);
+            },
+        );
+    out
+}

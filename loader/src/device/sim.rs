@@ -1,0 +1,108 @@
+//! The NPU simulator: executes the pack's own command streams.
+
+use super::{Device, allocate};
+use crate::error::{Error, Result};
+use crate::map::Pack;
+use ork_formats::model::{Chain, Region};
+use ork_formats::regcmd;
+use ork_sim::Memory;
+
+/// Simulated device memory: every extent at an address below 4 GiB, handed out top-down as the vendor
+/// driver does.
+pub struct Sim {
+    extents: Vec<Vec<u8>>,
+    bases: Vec<u32>,
+    threads: usize,
+}
+
+impl Sim {
+    /// Allocates the plan's extents, copies the NPU slice in and relocates the streams.
+    #[must_use]
+    pub fn new(pack: &Pack, threads: usize) -> Self {
+        let reader = pack.reader();
+        let Some(plan) = &reader.manifest().npu else {
+            return Self {
+                extents: Vec::new(),
+                bases: Vec::new(),
+                threads,
+            };
+        };
+        let mut extents = allocate(plan, |_| true);
+        let mut top: u64 = 0xffff_f000;
+        let bases: Vec<u32> = plan
+            .extents
+            .iter()
+            .map(|e| {
+                top -= e.bytes;
+                top as u32
+            })
+            .collect();
+        let mut words: Vec<u64> = reader
+            .programs(pack.bytes())
+            .chunks_exact(8)
+            .map(|b| u64::from_le_bytes(b.try_into().expect("8 bytes")))
+            .collect();
+        regcmd::apply(&mut words, &reader.relocs(pack.bytes()), &bases);
+        let programs: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        for (extent, bytes) in plan.extents.iter().zip(&mut extents) {
+            let source = match extent.region {
+                Region::Weights => reader.npu_weights(pack.bytes()),
+                Region::Programs => &programs,
+                Region::Tasks | Region::A | Region::Ring => continue,
+            };
+            let from = &source[extent.file_offset as usize..];
+            let len = from.len().min(bytes.len());
+            bytes[..len].copy_from_slice(&from[..len]);
+        }
+        Self {
+            extents,
+            bases,
+            threads,
+        }
+    }
+}
+
+impl Device for Sim {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn bytes(&self, extent: u32) -> &[u8] {
+        &self.extents[extent as usize]
+    }
+
+    fn bytes_mut(&mut self, extent: u32) -> &mut [u8] {
+        &mut self.extents[extent as usize]
+    }
+
+    fn run(&mut self, pack: &Pack, chains: &[Chain], _rows: u32) -> Result<()> {
+        let manifest = pack.reader().manifest();
+        let plan = manifest.npu.as_ref().expect("chains come from a plan");
+        let mut memory = Memory::new();
+        for ((extent, bytes), base) in plan.extents.iter().zip(&mut self.extents).zip(&self.bases) {
+            memory.map(*base, bytes, extent.region == Region::Ring);
+        }
+        for chain in chains {
+            let at = u64::from(chain.first) * regcmd::BYTES as u64;
+            let (index, extent) = plan
+                .extents
+                .iter()
+                .enumerate()
+                .find(|(_, e)| {
+                    let inside = e.file_offset <= at && at < e.file_offset + e.bytes;
+                    e.region == Region::Programs && inside
+                })
+                .expect("the reader proved that every program is in an extent");
+            let pc = self.bases[index] + (at - extent.file_offset) as u32;
+            let caps = pack.reader().caps();
+            let words = regcmd::WORDS as u32;
+            ork_sim::run(&mut memory, pc, words, chain.count, caps, self.threads).map_err(|e| {
+                Error::Failed(format!(
+                    "simulator: chain at program {} (core {}, half {}, {} rows): {e}",
+                    chain.first, chain.core, chain.half, chain.rows
+                ))
+            })?;
+        }
+        Ok(())
+    }
+}

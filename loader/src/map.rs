@@ -1,0 +1,61 @@
+//! The pack file, mapped read-only.
+
+use crate::error::{Error, Result};
+use memmap2::Mmap;
+use ork_formats::pack::{PackError, Reader};
+use std::fs::File;
+use std::path::Path;
+
+/// A mapped and proven pack.
+pub struct Pack {
+    map: Mmap,
+    reader: Reader,
+}
+
+impl Pack {
+    /// Maps `path` and proves its structure.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Input`] for a damaged file, [`Error::Mismatch`] for a foreign one.
+    pub fn open(path: &Path) -> Result<Self> {
+        let io = |source| Error::Io {
+            path: path.to_path_buf(),
+            source,
+        };
+        let file = File::open(path).map_err(io)?;
+        if file.metadata().map_err(io)?.len() == 0 {
+            return Err(explain(path, &PackError::Empty));
+        }
+        // SAFETY: the mapping is read-only and private to this process; the compiler replaces packs by
+        // rename and never truncates one in place, so mapped pages stay valid while the file is open.
+        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        let reader = Reader::parse(&map).map_err(|e| explain(path, &e))?;
+        Ok(Self { map, reader })
+    }
+
+    /// The whole file.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+
+    /// The proven reader.
+    #[must_use]
+    pub fn reader(&self) -> &Reader {
+        &self.reader
+    }
+
+    /// The host-weights section.
+    #[must_use]
+    pub fn host(&self) -> &[u8] {
+        self.reader.host(&self.map)
+    }
+}
+
+fn explain(path: &Path, error: &PackError) -> Error {
+    let text = format!("{}: {error}", path.display());
+    match error.is_mismatch() {
+        true => Error::Mismatch(text),
+        false => Error::Input(text),
+    }
+}

@@ -1,0 +1,215 @@
+//! One sequence over one pack: the loader's whole public API.
+
+use crate::cpu::linear;
+use crate::device::{Cpu, Device, Sim};
+use crate::error::{Error, Result};
+use crate::exec::{self, Phase, State};
+use crate::map::Pack;
+use ork_formats::model::Manifest;
+use ork_formats::pack::Reader;
+use std::path::Path;
+
+/// Rows of a prefill chunk where the pack has no NPU plan.
+const FLOAT_CHUNK: usize = 64;
+
+/// Where prefill runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// The bit-exact NPU simulator.
+    Sim,
+    /// CPU kernels.
+    Cpu,
+}
+
+/// How to open a pack.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Where prefill runs.
+    pub backend: Backend,
+    /// Worker threads.
+    pub threads: usize,
+    /// Positions to allow; the model's own limit when `None`.
+    pub ctx: Option<u32>,
+}
+
+/// An open pack and the state of one sequence.
+pub struct Session {
+    pack: Pack,
+    device: Box<dyn Device>,
+    pool: rayon::ThreadPool,
+    state: State,
+    position: usize,
+    context: usize,
+}
+
+impl Session {
+    /// Maps and proves the pack, sets up the backend.
+    ///
+    /// # Errors
+    /// See [`Pack::open`]; [`Error::Usage`] when `ctx` exceeds what the model was made for.
+    pub fn open(path: &Path, config: Config) -> Result<Self> {
+        let pack = Pack::open(path)?;
+        let manifest = pack.reader().manifest();
+        let limit = manifest.model.context;
+        let context = config.ctx.unwrap_or(limit);
+        if context == 0 || limit < context {
+            return Err(Error::Usage(format!(
+                "context of {context} positions: this model has 1..={limit}"
+            )));
+        }
+        let threads = config.threads.max(1);
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build()
+            .map_err(|e| Error::Failed(format!("cannot start {threads} threads: {e}")))?;
+        let mut device: Box<dyn Device> = match config.backend {
+            Backend::Sim => Box::new(Sim::new(&pack, threads)),
+            Backend::Cpu => Box::new(Cpu::new(&pack)),
+        };
+        if let Some(plan) = &manifest.npu {
+            exec::seed(&mut *device, plan);
+        }
+        Ok(Self {
+            state: State::new(manifest),
+            device,
+            pool,
+            position: 0,
+            context: context as usize,
+            pack,
+        })
+    }
+
+    /// Appends prompt tokens; returns the logits `[vocab]` of the last one.
+    ///
+    /// # Errors
+    /// [`Error::Fit`] past the context, [`Error::Usage`] for an empty prompt or an unknown id.
+    pub fn prefill(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
+        let mut last = Vec::new();
+        self.chunks(ids, |session, hidden, width| {
+            last = session.head(&hidden[hidden.len() - width..]);
+        })?;
+        Ok(last)
+    }
+
+    /// As [`Session::prefill`]; returns the logits of every row, `[ids, vocab]`.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn logits_all(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
+        let mut all = Vec::new();
+        self.chunks(ids, |session, hidden, _| all.extend(session.head(hidden)))?;
+        Ok(all)
+    }
+
+    /// Appends one generated token from the decode slice; returns its logits `[vocab]`.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn decode(&mut self, id: u32) -> Result<Vec<f32>> {
+        self.check(&[id])?;
+        self.step(&[id], Phase::Decode)?;
+        Ok(self.head(self.state.slot(self.manifest().model.hidden)))
+    }
+
+    /// Forgets the sequence.
+    pub fn reset(&mut self) {
+        self.state
+            .caches
+            .iter_mut()
+            .for_each(crate::cpu::kv::Kv::clear);
+        self.position = 0;
+    }
+
+    /// Tokens so far.
+    #[must_use]
+    pub fn position(&self) -> u32 {
+        self.position as u32
+    }
+
+    /// Most tokens.
+    #[must_use]
+    pub fn context(&self) -> u32 {
+        self.context as u32
+    }
+
+    /// The pack's manifest.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        self.pack.reader().manifest()
+    }
+
+    /// The proven reader.
+    #[must_use]
+    pub fn reader(&self) -> &Reader {
+        self.pack.reader()
+    }
+
+    /// The frozen tokenizer.
+    #[must_use]
+    pub fn tokenizer_bytes(&self) -> &[u8] {
+        self.pack.reader().tokenizer()
+    }
+
+    fn check(&self, ids: &[u32]) -> Result<()> {
+        let vocab = self.manifest().model.vocab;
+        if ids.is_empty() {
+            return Err(Error::Usage("the prompt is empty".into()));
+        }
+        if let Some(id) = ids.iter().find(|id| vocab <= **id) {
+            return Err(Error::Usage(format!(
+                "token id {id}: the vocabulary has {vocab}"
+            )));
+        }
+        if self.context < self.position + ids.len() {
+            return Err(Error::Fit(format!(
+                "{} tokens after {} exceed the context of {}; shorten the prompt",
+                ids.len(),
+                self.position,
+                self.context
+            )));
+        }
+        Ok(())
+    }
+
+    fn chunks(&mut self, ids: &[u32], mut each: impl FnMut(&Self, &[f32], usize)) -> Result<()> {
+        self.check(ids)?;
+        let chunk = self
+            .manifest()
+            .npu
+            .as_ref()
+            .map_or(FLOAT_CHUNK, |p| p.chunk as usize);
+        for ids in ids.chunks(chunk) {
+            self.step(ids, Phase::Prefill)?;
+            let slot = self.manifest().model.hidden;
+            let width = self.manifest().model.slots[slot as usize] as usize;
+            each(self, self.state.slot(slot), width);
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, ids: &[u32], phase: Phase) -> Result<()> {
+        let Self {
+            pack,
+            device,
+            pool,
+            state,
+            position,
+            ..
+        } = self;
+        pool.install(|| exec::run(pack, &mut **device, state, ids, *position, phase))?;
+        *position += ids.len();
+        Ok(())
+    }
+
+    /// Logits of rows of the final hidden state.
+    fn head(&self, hidden: &[f32]) -> Vec<f32> {
+        let manifest = self.manifest();
+        let tensor = &manifest.tensors[manifest.model.head as usize];
+        let rows = hidden.len() / tensor.k as usize;
+        let mut out = vec![0.0; rows * tensor.n as usize];
+        let host = self.pack.host();
+        self.pool
+            .install(|| linear::matmul(host, tensor, hidden, &mut out));
+        out
+    }
+}
