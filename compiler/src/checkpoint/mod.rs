@@ -23,6 +23,7 @@ pub struct Raw<'a> {
 pub struct Checkpoint {
     /// `config.json`.
     pub config: Value,
+    config_hash: [u8; 32],
     dir: PathBuf,
     shards: Vec<Shard>,
     /// Tensor name -> shard.
@@ -41,7 +42,11 @@ impl Checkpoint {
                 dir.display()
             )));
         }
-        let config = read_json(&dir.join("config.json"))?;
+        let path = dir.join("config.json");
+        let config = read_json(&path)?;
+        let config_hash = std::fs::read(&path)
+            .map(|bytes| *blake3::hash(&bytes).as_bytes())
+            .map_err(|source| Error::Io { path, source })?;
         let mut index = BTreeMap::new();
         let mut shards = Vec::new();
         for path in shards::list(dir)? {
@@ -58,6 +63,7 @@ impl Checkpoint {
         }
         Ok(Self {
             config,
+            config_hash,
             dir: dir.to_path_buf(),
             shards,
             index,
@@ -114,15 +120,11 @@ impl Checkpoint {
     }
 
     /// (file name, BLAKE3) of every file read.
-    ///
-    /// # Errors
-    /// [`Error::Io`].
-    pub fn sources(&self) -> Result<Vec<(String, [u8; 32])>> {
-        let path = self.dir.join("config.json");
-        let config = std::fs::read(&path).map_err(|source| Error::Io { path, source })?;
-        let mut out = vec![("config.json".to_string(), *blake3::hash(&config).as_bytes())];
+    #[must_use]
+    pub fn sources(&self) -> Vec<(String, [u8; 32])> {
+        let mut out = vec![("config.json".to_string(), self.config_hash)];
         out.extend(self.shards.iter().map(Shard::source));
-        Ok(out)
+        out
     }
 }
 

@@ -48,7 +48,10 @@ pub(super) fn list(dir: &Path) -> Result<Vec<PathBuf>> {
         .collect();
     files.sort();
     if files.is_empty() {
-        return Err(Error::Input(format!("{}: no model*.safetensors", dir.display())));
+        return Err(Error::Input(format!(
+            "{}: no model*.safetensors",
+            dir.display()
+        )));
     }
     complete(dir, &files)?;
     Ok(files)
@@ -57,7 +60,11 @@ pub(super) fn list(dir: &Path) -> Result<Vec<PathBuf>> {
 /// `-00001-of-00003` sets must have every member.
 fn complete(dir: &Path, files: &[PathBuf]) -> Result<()> {
     for file in files {
-        let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let name = file
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         let Some((_, total)) = name.rsplit_once("-of-") else {
             continue;
         };
@@ -81,15 +88,20 @@ impl Shard {
         let file = File::open(path).map_err(|e| bad(e.to_string()))?;
         let len = file.metadata().map_err(|e| bad(e.to_string()))?.len();
         if len < 8 {
-            return Err(bad(format!("{len} bytes, too short for a safetensors file")));
+            return Err(bad(format!(
+                "{len} bytes, too short for a safetensors file"
+            )));
         }
         // SAFETY: mapped read-only; a checkpoint that another process truncates meanwhile is outside
         // what any reader of mapped files can survive.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| bad(e.to_string()))?;
         if map.starts_with(b"version https://git-lfs") {
-            return Err(bad("a Git-LFS pointer, not the weights; run `git lfs pull`".into()));
+            return Err(bad(
+                "a Git-LFS pointer, not the weights; run `git lfs pull`".into(),
+            ));
         }
-        let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|e| bad(describe(&map, &e)))?;
+        let (header, metadata) =
+            SafeTensors::read_metadata(&map).map_err(|e| bad(describe(&map, &e)))?;
         Ok(Self {
             path: path.to_path_buf(),
             data: header + 8,

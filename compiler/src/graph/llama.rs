@@ -3,7 +3,7 @@
 use super::{Graph, Role, TensorDecl};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use ork_formats::model::{Activation, Cache, Op, Rope, TensorId};
+use ork_formats::model::{Activation, Cache, FloatType, Model, Op, Rope, TensorId};
 use serde_json::Value;
 
 /// Activation slots and their purpose.
@@ -89,9 +89,10 @@ pub(super) fn build(checkpoint: &Checkpoint, family: &str) -> Result<Graph> {
     }
     let vocab = number(config, "vocab_size")?;
     let context = number(config, "max_position_embeddings")?;
-    let eps = config["rms_norm_eps"].as_f64().ok_or_else(|| {
-        Error::Input("config.json: rms_norm_eps is missing".into())
-    })? as f32;
+    let eps = config["rms_norm_eps"]
+        .as_f64()
+        .ok_or_else(|| Error::Input("config.json: rms_norm_eps is missing".into()))?
+        as f32;
     let activation = config["hidden_act"].as_str().unwrap_or("silu");
     if activation != "silu" {
         return Err(Error::Input(format!(
@@ -106,7 +107,12 @@ pub(super) fn build(checkpoint: &Checkpoint, family: &str) -> Result<Graph> {
         ops: Vec::new(),
         eps,
     };
-    let table = b.tensor("model.embed_tokens.weight".into(), vocab, hidden, Role::Embedding);
+    let table = b.tensor(
+        "model.embed_tokens.weight".into(),
+        vocab,
+        hidden,
+        Role::Embedding,
+    );
     b.ops.push(Op::Embed {
         table,
         out: slot::RESIDUAL,
@@ -140,7 +146,12 @@ pub(super) fn build(checkpoint: &Checkpoint, family: &str) -> Result<Graph> {
             window: 0,
             cache: layer,
         });
-        b.linear(name("self_attn.o_proj"), attention_bias, (hidden, slot::MIXED), (q, slot::PROJECTED));
+        b.linear(
+            name("self_attn.o_proj"),
+            attention_bias,
+            (hidden, slot::MIXED),
+            (q, slot::PROJECTED),
+        );
         let add = Op::Add {
             x: slot::PROJECTED,
             out: slot::RESIDUAL,
@@ -148,15 +159,30 @@ pub(super) fn build(checkpoint: &Checkpoint, family: &str) -> Result<Graph> {
         };
         b.ops.push(add);
         b.norm(name("post_attention_layernorm.weight"), hidden);
-        b.linear(name("mlp.gate_proj"), mlp_bias, (mlp, slot::NORMED), (hidden, slot::GATE));
-        b.linear(name("mlp.up_proj"), mlp_bias, (mlp, slot::NORMED), (hidden, slot::UP));
+        b.linear(
+            name("mlp.gate_proj"),
+            mlp_bias,
+            (mlp, slot::NORMED),
+            (hidden, slot::GATE),
+        );
+        b.linear(
+            name("mlp.up_proj"),
+            mlp_bias,
+            (mlp, slot::NORMED),
+            (hidden, slot::UP),
+        );
         b.ops.push(Op::Glu {
             gate: slot::GATE,
             up: slot::UP,
             out: slot::GATE,
             act: Activation::Silu,
         });
-        b.linear(name("mlp.down_proj"), mlp_bias, (hidden, slot::GATE), (mlp, slot::PROJECTED));
+        b.linear(
+            name("mlp.down_proj"),
+            mlp_bias,
+            (hidden, slot::GATE),
+            (mlp, slot::PROJECTED),
+        );
         b.ops.push(add);
     }
     b.norm("model.norm.weight".into(), hidden);
@@ -166,14 +192,17 @@ pub(super) fn build(checkpoint: &Checkpoint, family: &str) -> Result<Graph> {
     };
     Ok(Graph {
         family: family.into(),
-        vocab,
-        context,
-        slots: vec![hidden, hidden, q, kv, kv, q, hidden, mlp, mlp],
-        caches: vec![Cache { kv_heads, head_dim }; layers as usize],
-        ropes: vec![rope(config, head_dim)?],
-        ops: b.ops,
-        hidden: slot::NORMED,
-        head,
+        model: Model {
+            vocab,
+            context,
+            slots: vec![hidden, hidden, q, kv, kv, q, hidden, mlp, mlp],
+            caches: vec![Cache { kv_heads, head_dim }; layers as usize],
+            ropes: vec![rope(config, head_dim)?],
+            kv: FloatType::F16,
+            ops: b.ops,
+            hidden: slot::NORMED,
+            head,
+        },
         tensors: b.tensors,
     })
 }
@@ -194,9 +223,9 @@ fn rope(config: &Value, dims: u32) -> Result<Rope> {
         .find_map(Value::as_str)
         .unwrap_or("default");
     let get = |key: &str| {
-        scaling[key].as_f64().ok_or_else(|| {
-            Error::Input(format!("config.json: rope scaling {kind} without {key}"))
-        })
+        scaling[key]
+            .as_f64()
+            .ok_or_else(|| Error::Input(format!("config.json: rope scaling {kind} without {key}")))
     };
     let mut frequencies: Vec<f64> = (0..dims / 2)
         .map(|i| libm::pow(theta, -f64::from(2 * i) / f64::from(dims)))
@@ -208,7 +237,11 @@ fn rope(config: &Value, dims: u32) -> Result<Rope> {
             frequencies.iter_mut().for_each(|f| *f /= factor);
         }
         "llama3" => {
-            let (factor, low, high) = (get("factor")?, get("low_freq_factor")?, get("high_freq_factor")?);
+            let (factor, low, high) = (
+                get("factor")?,
+                get("low_freq_factor")?,
+                get("high_freq_factor")?,
+            );
             let old = get("original_max_position_embeddings")?;
             for f in &mut frequencies {
                 let wavelength = std::f64::consts::TAU / *f;

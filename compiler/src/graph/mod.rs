@@ -4,7 +4,7 @@ mod llama;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use ork_formats::model::{Cache, Op, Rope, Slot, TensorId};
+use ork_formats::model::Model;
 
 /// What a tensor is for; decides its engines and forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,22 +35,8 @@ pub struct TensorDecl {
 pub struct Graph {
     /// `model_type` of the config.
     pub family: String,
-    /// Rows of the embedding.
-    pub vocab: u32,
-    /// Most positions.
-    pub context: u32,
-    /// Widths of the activation slots.
-    pub slots: Vec<u32>,
-    /// KV caches.
-    pub caches: Vec<Cache>,
-    /// Rotary tables.
-    pub ropes: Vec<Rope>,
-    /// The ops, in order.
-    pub ops: Vec<Op>,
-    /// Slot of the final hidden state.
-    pub hidden: Slot,
-    /// Output matrix.
-    pub head: TensorId,
+    /// Dimensions, slots and ops; the KV type is decided later.
+    pub model: Model,
     /// Every tensor.
     pub tensors: Vec<TensorDecl>,
 }
@@ -82,7 +68,7 @@ pub fn build(checkpoint: &Checkpoint) -> Result<Graph> {
             )));
         }
     }
-    let tied = graph.tensors[graph.head as usize].name != "lm_head.weight";
+    let tied = graph.tensors[graph.model.head as usize].name != "lm_head.weight";
     for name in checkpoint.names() {
         let known = graph.tensors.iter().any(|t| t.name == name)
             || name.ends_with(".rotary_emb.inv_freq")

@@ -1,5 +1,5 @@
-//! The CPU engine: host-form matmuls, KV cache, attention.
+//! The CPU engine: what decode runs, and everything of prefill that is not a planned matmul.
 
-pub(crate) mod attention;
-pub(crate) mod kv;
-pub(crate) mod linear;
+pub mod attention;
+pub mod kv;
+pub mod linear;

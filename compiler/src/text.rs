@@ -1,0 +1,111 @@
+//! Freezes the tokenizer and the prompt rules.
+
+use crate::checkpoint::read_json;
+use crate::error::{Error, Result};
+use kitoken::Kitoken;
+use ork_formats::model::Text;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// The kitoken definition of `tokenizer.json`, and the ids around prompts and at stops.
+///
+/// # Errors
+/// [`Error::Input`] when the tokenizer is missing or cannot be frozen.
+pub fn freeze(dir: &Path, config: &Value) -> Result<(Vec<u8>, Text)> {
+    let path = dir.join("tokenizer.json");
+    let json = read_json(&path)?;
+    let bytes = std::fs::read(&path).map_err(|source| Error::Io {
+        path: path.clone(),
+        source,
+    })?;
+    let tokenizer = Kitoken::from_tokenizers_slice(&bytes)
+        .map_err(|e| Error::Input(format!("{}: cannot be frozen: {e}", path.display())))?;
+    // Prefix and suffix ids are ours to add, exactly once; the definition must not add them too.
+    let mut definition = tokenizer.to_definition();
+    definition.config.templates.clear();
+    let (prefix, suffix) = around(&json["post_processor"])
+        .ok_or_else(|| Error::Input(format!("{}: post_processor is malformed", path.display())))?;
+    let optional = |name: &str| match dir.join(name) {
+        path if path.is_file() => read_json(&path),
+        _ => Ok(Value::Null),
+    };
+    let settings = optional("tokenizer_config.json")?;
+    let generation = optional("generation_config.json")?;
+    let mut stop = BTreeSet::new();
+    for value in [&config["eos_token_id"], &generation["eos_token_id"]] {
+        stop.extend(ids(value));
+    }
+    let eos = settings["eos_token"]
+        .as_str()
+        .or(settings["eos_token"]["content"].as_str());
+    for token in json["added_tokens"].as_array().into_iter().flatten() {
+        if eos.is_some() && token["content"].as_str() == eos {
+            stop.extend(ids(&token["id"]));
+        }
+    }
+    let text = Text {
+        prefix,
+        suffix,
+        stop: stop.into_iter().collect(),
+        chat_template: template(dir, &settings)?,
+    };
+    Ok((definition.to_vec(), text))
+}
+
+/// A number or a list of numbers.
+fn ids(value: &Value) -> Vec<u32> {
+    match value {
+        Value::Array(values) => values.iter().flat_map(ids).collect(),
+        _ => value.as_u64().map(|id| id as u32).into_iter().collect(),
+    }
+}
+
+/// (before, after) of a TemplateProcessing step, alone or in a sequence.
+fn around(processor: &Value) -> Option<(Vec<u32>, Vec<u32>)> {
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    match processor["type"].as_str() {
+        Some("Sequence") => {
+            for step in processor["processors"].as_array()? {
+                let (b, a) = around(step)?;
+                before.extend(b);
+                after.extend(a);
+            }
+        }
+        Some("TemplateProcessing") => {
+            let mut seen = false;
+            for piece in processor["single"].as_array()? {
+                if piece.get("Sequence").is_some() {
+                    seen = true;
+                    continue;
+                }
+                let name = piece["SpecialToken"]["id"].as_str()?;
+                let found = ids(&processor["special_tokens"][name]["ids"]);
+                match seen {
+                    true => after.extend(found),
+                    false => before.extend(found),
+                }
+            }
+        }
+        _ => {}
+    }
+    Some((before, after))
+}
+
+/// `chat_template.jinja`, else the config's string or its entry named "default".
+fn template(dir: &Path, settings: &Value) -> Result<Option<String>> {
+    let path = dir.join("chat_template.jinja");
+    if path.is_file() {
+        return std::fs::read_to_string(&path)
+            .map(Some)
+            .map_err(|source| Error::Io { path, source });
+    }
+    let found = match &settings["chat_template"] {
+        Value::Array(list) => list
+            .iter()
+            .find(|t| t["name"] == "default")
+            .and_then(|t| t["template"].as_str()),
+        other => other.as_str(),
+    };
+    Ok(found.map(str::to_string))
+}
