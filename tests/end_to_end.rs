@@ -20,12 +20,17 @@ fn reference(dir: &Path) -> Reference {
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let words = |name: &str| -> Vec<[u8; 4]> {
         let data = tensors.tensor(name).unwrap().data().to_vec();
-        data.chunks_exact(4).map(|b| b.try_into().unwrap()).collect()
+        data.chunks_exact(4)
+            .map(|b| b.try_into().unwrap())
+            .collect()
     };
     let ids = |name: &str| words(name).into_iter().map(u32::from_le_bytes).collect();
     Reference {
         prompt: ids("prompt_ids"),
-        logits: words("logits").into_iter().map(f32::from_le_bytes).collect(),
+        logits: words("logits")
+            .into_iter()
+            .map(f32::from_le_bytes)
+            .collect(),
         greedy: ids("greedy_ids"),
     }
 }
@@ -61,7 +66,10 @@ fn greedy(session: &mut Session, prompt: &[u32], n: usize) -> Vec<u32> {
 
 fn worst(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max)
+    a.iter()
+        .zip(b)
+        .map(|(x, y)| (x - y).abs())
+        .fold(0.0, f32::max)
 }
 
 fn lossless_matches(checkpoint: &str) {
@@ -75,7 +83,10 @@ fn lossless_matches(checkpoint: &str) {
     let error = worst(&logits, &want.logits);
     assert!(error <= 5e-3, "max |dlogit| {error}");
     session.reset();
-    assert_eq!(greedy(&mut session, &want.prompt, want.greedy.len()), want.greedy);
+    assert_eq!(
+        greedy(&mut session, &want.prompt, want.greedy.len()),
+        want.greedy
+    );
 }
 
 #[test]
@@ -99,8 +110,14 @@ fn simulator_and_cpu_agree_bit_for_bit() {
         let prompt = reference(&checkpoint).prompt;
         let sim = open(&pack, Backend::Sim, 2).logits_all(&prompt).unwrap();
         for threads in [1, 2] {
-            let cpu = open(&pack, Backend::Cpu, threads).logits_all(&prompt).unwrap();
-            assert!(sim == cpu, "{} with {threads} threads", checkpoint.display());
+            let cpu = open(&pack, Backend::Cpu, threads)
+                .logits_all(&prompt)
+                .unwrap();
+            assert!(
+                sim == cpu,
+                "{} with {threads} threads",
+                checkpoint.display()
+            );
         }
     }
 }
@@ -114,7 +131,7 @@ fn chunk_boundaries_do_not_show() {
     let mut last = None;
     for chunk in [64, 192, 512] {
         let pack = dir.path().join(format!("{chunk}.orkpack"));
-        compile(&checkpoint, &pack, |o| o.chunk = chunk);
+        compile(&checkpoint, &pack, |o| o.chunk = Some(chunk));
         let sim = open(&pack, Backend::Sim, 2).prefill(&prompt).unwrap();
         let cpu = open(&pack, Backend::Cpu, 2).prefill(&prompt).unwrap();
         assert!(sim == cpu, "chunk {chunk}");
@@ -128,9 +145,9 @@ fn chunk_boundaries_do_not_show() {
 fn one_and_two_jobs_write_the_same_bytes() {
     let checkpoint = root().join("examples/prose-llama");
     let dir = tempfile::tempdir().unwrap();
-    let read = |jobs| {
+    let read = |jobs: usize| {
         let pack = dir.path().join(format!("{jobs}.orkpack"));
-        compile(&checkpoint, &pack, |o| o.jobs = jobs);
+        compile(&checkpoint, &pack, |o| o.jobs = Some(jobs));
         std::fs::read(pack).unwrap()
     };
     assert!(read(1) == read(2));
@@ -150,11 +167,9 @@ fn default_pack_perplexity_is_within_three_percent() {
     let text = text.strip_suffix('\n').unwrap_or(&text).to_string();
 
     let mut session = open(&pack, Backend::Cpu, 2);
-    let tokenizer = ork_loader::tokenizer::Tokenizer::new(
-        session.tokenizer_bytes(),
-        &session.manifest().text,
-    )
-    .unwrap();
+    let tokenizer =
+        ork_loader::tokenizer::Tokenizer::new(session.tokenizer_bytes(), &session.manifest().text)
+            .unwrap();
     let ids = tokenizer.encode(&text).unwrap();
     assert_eq!(ids.len(), 8556, "tokens of the held-out text");
     let vocab = session.manifest().model.vocab as usize;
@@ -172,9 +187,15 @@ fn default_pack_perplexity_is_within_three_percent() {
         (sum / (windows.len() * 255) as f64).exp()
     };
     let exact = prefill(&mut open(&exact, Backend::Cpu, 2));
-    assert!((exact / 32.343_588 - 1.0).abs() < 5e-4, "float perplexity {exact}");
+    assert!(
+        (exact / 32.343_588 - 1.0).abs() < 5e-4,
+        "float perplexity {exact}"
+    );
     let quantised = prefill(&mut session);
-    assert!(quantised / exact < 1.03, "prefill perplexity {quantised} against {exact}");
+    assert!(
+        quantised / exact < 1.03,
+        "prefill perplexity {quantised} against {exact}"
+    );
 
     // The seam: half a window prefilled, the rest decoded from the 4-bit slice.
     let (mut seam, mut float, mut count) = (0.0, 0.0, 0);
@@ -191,8 +212,10 @@ fn default_pack_perplexity_is_within_three_percent() {
         count += 128;
     }
     let ratio = ((seam - float) / f64::from(count)).exp();
-    assert!(ratio < 1.03, "decode perplexity is {ratio} of the float model's");
-    println!("prefill {quantised:.3}, seam ratio {ratio:.4}");
+    assert!(
+        ratio < 1.03,
+        "decode perplexity is {ratio} of the float model's"
+    );
 }
 
 fn nll(row: &[f32], target: u32) -> f64 {

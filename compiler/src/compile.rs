@@ -41,6 +41,24 @@ pub struct Options {
     pub progress: ProgressBar,
 }
 
+impl Options {
+    /// Every default: rk3588, all cores, all CPUs, no overwrite, no progress bar.
+    #[must_use]
+    pub fn new(checkpoint: PathBuf, output: PathBuf) -> Self {
+        Self {
+            checkpoint,
+            output,
+            soc: "rk3588".into(),
+            chunk: None,
+            cores: None,
+            lossless: false,
+            jobs: None,
+            force: false,
+            progress: ProgressBar::hidden(),
+        }
+    }
+}
+
 /// Compiles a checkpoint into a pack.
 ///
 /// # Errors

@@ -1,195 +1,92 @@
-//! Walks the op list over one chunk of rows.
+//! Walks the op list over activation slots: the only place where device and CPU meet.
 
 use crate::cpu::attention::{self, Shape};
 use crate::cpu::kv::Kv;
 use crate::cpu::linear;
-use crate::device::{Device, w8a8};
-use crate::error::Result;
+use crate::device::Device;
+use crate::error::{Error, Result};
 use crate::map::Pack;
 use ork_formats::model::{
-    Activation, FloatType, HostForm, Manifest, NpuPlan, Op, Rope, Slot, Tensor,
+    Activation, Chain, Manifest, NpuForm, NpuPlan, Op, Program, Region, Rope, Tensor,
 };
+use ork_kernels as kernels;
 use rayon::prelude::*;
-use std::sync::Arc;
 
-/// Which form of the weights a chunk uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// W8A8 on the device where a tensor has that form.
+/// Not a possible int32 result (|sum| <= 127 * 127 * K): marks a word the device has not written.
+const SENTINEL: i32 = 0x7fff_ffff;
+
+/// Which weights a linear uses.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Prompt tokens: W8A8 on the device.
     Prefill,
-    /// The host form everywhere.
+    /// Generated tokens: the host form.
     Decode,
 }
 
-/// Small float data of a tensor, decoded once: everything that kernels take as `&[f32]`.
-#[derive(Debug, Default)]
-struct Floats {
-    /// The tensor itself, when it is an f32 vector.
-    vector: Vec<f32>,
-    /// Scales of an int8 host form, one per row.
-    rows: Vec<f32>,
-    /// Scales of the NPU form, one per padded output channel.
-    npu: Vec<f32>,
-}
-
-impl Floats {
-    fn new(pack: &Pack, tensor: &Tensor) -> Self {
-        let mut this = Self::default();
-        match tensor.host {
-            HostForm::Float {
-                ty: FloatType::F32,
-                at,
-            } if tensor.n == 1 => this.vector = pack.floats(at),
-            HostForm::Int8 { scales, .. } => this.rows = pack.floats(scales),
-            HostForm::Float { .. } | HostForm::Int4 { .. } => {}
-        }
-        if let Some(form) = &tensor.npu {
-            this.npu = pack.floats(form.scales);
-        }
-        this
-    }
-}
-
-/// cos and sin of one rotary embedding, `[positions][pairs]`, extended as positions are reached.
-#[derive(Debug, Default)]
-struct Angles {
-    cos: Vec<f32>,
-    sin: Vec<f32>,
-}
-
-impl Angles {
-    fn reach(&mut self, rope: &Rope, positions: usize) {
-        let pairs = rope.inv_freq.len();
-        for position in self.cos.len() / pairs..positions {
-            for freq in &rope.inv_freq {
-                // In f64 with libm: the same bits on every machine.
-                let angle = position as f64 * f64::from(*freq);
-                let magnitude = f64::from(rope.magnitude);
-                self.cos.push((libm::cos(angle) * magnitude) as f32);
-                self.sin.push((libm::sin(angle) * magnitude) as f32);
-            }
-        }
-    }
-}
-
-/// Activations, caches and the device of one sequence. Runs on the calling thread's rayon pool.
-pub struct Engine {
-    pack: Arc<Pack>,
-    plan: Option<Arc<NpuPlan>>,
-    device: Option<Box<dyn Device>>,
-    floats: Vec<Floats>,
-    angles: Vec<Angles>,
-    caches: Vec<Kv>,
+/// Mutable state of one sequence.
+pub(crate) struct State {
+    pub(crate) caches: Vec<Kv>,
     slots: Vec<Vec<f32>>,
 }
 
-impl Engine {
-    /// An engine with empty caches. `plan` and `device` are absent in lossless packs.
-    #[must_use]
-    pub fn new(
-        pack: Arc<Pack>,
-        plan: Option<Arc<NpuPlan>>,
-        device: Option<Box<dyn Device>>,
-    ) -> Self {
-        let manifest = pack.reader().manifest();
+impl State {
+    pub(crate) fn new(manifest: &Manifest) -> Self {
         let model = &manifest.model;
         Self {
-            floats: manifest.tensors.iter().map(|t| Floats::new(&pack, t)).collect(),
-            angles: model.ropes.iter().map(|_| Angles::default()).collect(),
-            caches: model.caches.iter().map(|c| Kv::new(*c, model.kv)).collect(),
+            caches: model.caches.iter().map(|c| Kv::new(c, model.kv)).collect(),
             slots: vec![Vec::new(); model.slots.len()],
-            plan,
-            device,
-            pack,
         }
     }
 
-    /// The manifest.
-    #[must_use]
-    pub fn manifest(&self) -> &Manifest {
-        self.pack.reader().manifest()
+    /// The slot of the last chunk's hidden state, `[rows, hidden]`.
+    pub(crate) fn slot(&self, slot: u32) -> &[f32] {
+        &self.slots[slot as usize]
     }
+}
 
-    /// Empties the caches.
-    pub fn reset(&mut self) {
-        self.caches.iter_mut().for_each(Kv::clear);
-    }
-
-    /// Runs all ops for `ids` at positions `start..`. `ids` is at most one chunk, every id below the
-    /// vocabulary size.
-    ///
-    /// # Errors
-    /// Whatever the device reports; the caches then hold nothing that a later call would not replace.
-    pub fn forward(&mut self, ids: &[u32], start: usize, phase: Phase) -> Result<()> {
-        let pack = Arc::clone(&self.pack);
-        let model = &pack.reader().manifest().model;
-        for (slot, width) in self.slots.iter_mut().zip(&model.slots) {
-            slot.resize(ids.len() * *width as usize, 0.0);
+/// Marks every row of every C block, so that a word the device missed is seen.
+pub(crate) fn seed(device: &mut dyn Device, plan: &NpuPlan) {
+    for (extent, _) in plan
+        .extents
+        .iter()
+        .enumerate()
+        .filter(|(_, e)| e.region == Region::Ring)
+    {
+        for word in device.bytes_mut(extent as u32).chunks_exact_mut(4) {
+            word.copy_from_slice(&SENTINEL.to_le_bytes());
         }
-        for (angles, rope) in self.angles.iter_mut().zip(&model.ropes) {
-            angles.reach(rope, start + ids.len());
-        }
-        model
-            .ops
-            .iter()
-            .try_for_each(|op| self.op(&pack, op, ids, start, phase))
     }
+}
 
-    /// Logits `[rows, vocab]` of rows `from..to` of the last chunk.
-    #[must_use]
-    pub fn logits(&self, from: usize, to: usize) -> Vec<f32> {
-        let model = &self.manifest().model;
-        let head = &self.manifest().tensors[model.head as usize];
-        let width = model.slots[model.hidden as usize] as usize;
-        let hidden = &self.slots[model.hidden as usize][from * width..to * width];
-        let mut out = vec![0.0; (to - from) * model.vocab as usize];
-        let scales = &self.floats[model.head as usize].rows;
-        linear::linear(&self.pack, head, scales, hidden, &mut out);
-        out
+/// Runs one chunk of `ids` at positions `position..`.
+pub(crate) fn run(
+    pack: &Pack,
+    device: &mut dyn Device,
+    state: &mut State,
+    ids: &[u32],
+    position: usize,
+    phase: Phase,
+) -> Result<()> {
+    let manifest = pack.reader().manifest();
+    let host = pack.host();
+    let rows = ids.len();
+    for (slot, width) in state.slots.iter_mut().zip(&manifest.model.slots) {
+        slot.resize(rows * *width as usize, 0.0);
     }
-
-    /// Calls `f` with the input slots and the output slot; an input that is also the output is
-    /// copied first.
-    fn apply<const N: usize, T>(
-        &mut self,
-        inputs: [Slot; N],
-        out: Slot,
-        f: impl FnOnce(&mut Self, [&[f32]; N], &mut [f32]) -> T,
-    ) -> T {
-        let mut buffer = std::mem::take(&mut self.slots[out as usize]);
-        let taken = inputs.map(|slot| match slot == out {
-            true => buffer.clone(),
-            false => std::mem::take(&mut self.slots[slot as usize]),
-        });
-        // An input named twice was emptied by its first use.
-        let views = std::array::from_fn(|i| {
-            let first = inputs.iter().position(|s| *s == inputs[i]).unwrap_or(i);
-            taken[first].as_slice()
-        });
-        let result = f(self, views, &mut buffer);
-        for (i, (slot, values)) in inputs.into_iter().zip(taken).enumerate() {
-            if slot != out && !inputs[..i].contains(&slot) {
-                self.slots[slot as usize] = values;
-            }
-        }
-        self.slots[out as usize] = buffer;
-        result
-    }
-
-    fn op(&mut self, pack: &Pack, op: &Op, ids: &[u32], start: usize, phase: Phase) -> Result<()> {
-        let manifest = pack.reader().manifest();
-        let model = &manifest.model;
+    let tensor = |id: u32| &manifest.tensors[id as usize];
+    let width = |slot: u32| manifest.model.slots[slot as usize] as usize;
+    for op in &manifest.model.ops {
+        let slots = &mut state.slots;
         match *op {
             Op::Embed { table, out, scale } => {
-                let tensor = &manifest.tensors[table as usize];
-                let width = tensor.k as usize;
-                let rows = &self.floats[table as usize].rows;
-                let out = &mut self.slots[out as usize];
-                for (id, out) in ids.iter().zip(out.chunks_exact_mut(width)) {
-                    linear::row(pack, tensor, rows, *id as usize, out);
-                    if scale != 1.0 {
-                        out.iter_mut().for_each(|v| *v *= scale);
-                    }
+                let out_width = width(out);
+                for (id, row) in ids
+                    .iter()
+                    .zip(slots[out as usize].chunks_exact_mut(out_width))
+                {
+                    linear::row(host, tensor(table), *id as usize, row);
+                    row.iter_mut().for_each(|v| *v *= scale);
                 }
             }
             Op::RmsNorm {
@@ -197,30 +94,44 @@ impl Engine {
                 weight,
                 out,
                 eps,
-            } => self.apply([x], out, |this, [x], out| {
-                let w = &this.floats[weight as usize].vector;
-                out.par_chunks_mut(w.len())
-                    .zip(x.par_chunks(w.len()))
-                    .with_min_len(4)
-                    .for_each(|(out, x)| ork_kernels::rms_norm(x, w, eps, out));
-            }),
+            } => {
+                let w = linear::vector(host, tensor(weight));
+                let source = std::mem::take(&mut slots[x as usize]);
+                let mut target = match x == out {
+                    true => vec![0.0; source.len()],
+                    false => std::mem::take(&mut slots[out as usize]),
+                };
+                for (x, out) in source
+                    .chunks_exact(w.len())
+                    .zip(target.chunks_exact_mut(w.len()))
+                {
+                    kernels::rms_norm(x, &w, eps, out);
+                }
+                slots[x as usize] = source;
+                slots[out as usize] = target;
+            }
             Op::Linear {
                 x,
                 weight,
                 bias,
                 out,
             } => {
-                let tensor = &manifest.tensors[weight as usize];
-                self.apply([x], out, |this, [x], out| {
-                    this.linear(pack, tensor, weight as usize, x, out, phase)?;
-                    if let Some(bias) = bias {
-                        let bias = &this.floats[bias as usize].vector;
-                        for out in out.chunks_exact_mut(bias.len()) {
-                            out.iter_mut().zip(bias).for_each(|(out, b)| *out += b);
-                        }
+                let t = tensor(weight);
+                let mut target = std::mem::take(&mut slots[out as usize]);
+                let source = &slots[x as usize];
+                match (&t.npu, &manifest.npu, phase) {
+                    (Some(form), Some(plan), Phase::Prefill) => {
+                        prefill(pack, device, plan, form, t, source, &mut target)?;
                     }
-                    Ok(())
-                })?;
+                    _ => linear::matmul(host, t, source, &mut target),
+                }
+                if let Some(bias) = bias {
+                    let bias = linear::vector(host, tensor(bias));
+                    for row in target.chunks_exact_mut(bias.len()) {
+                        row.iter_mut().zip(&bias).for_each(|(v, b)| *v += b);
+                    }
+                }
+                slots[out as usize] = target;
             }
             Op::Rope {
                 x,
@@ -228,18 +139,14 @@ impl Engine {
                 head_dim,
                 rope,
             } => {
-                let interleaved = model.ropes[rope as usize].interleaved;
-                let pairs = model.ropes[rope as usize].inv_freq.len();
-                let angles = &self.angles[rope as usize];
-                self.slots[x as usize]
-                    .par_chunks_mut(head_dim as usize)
-                    .enumerate()
-                    .with_min_len(16)
-                    .for_each(|(i, x)| {
-                        let at = (start + i / heads as usize) * pairs;
-                        let (cos, sin) = (&angles.cos[at..at + pairs], &angles.sin[at..at + pairs]);
-                        ork_kernels::rope(x, cos, sin, interleaved);
-                    });
+                let table = &manifest.model.ropes[rope as usize];
+                let row_width = (heads * head_dim) as usize;
+                for (r, row) in slots[x as usize].chunks_exact_mut(row_width).enumerate() {
+                    let (cos, sin) = angles(table, position + r);
+                    for head in row.chunks_exact_mut(head_dim as usize) {
+                        kernels::rope(head, &cos, &sin, table.interleaved);
+                    }
+                }
             }
             Op::Attention {
                 q,
@@ -251,58 +158,181 @@ impl Engine {
                 window,
                 cache,
             } => {
+                let kv = &mut state.caches[cache as usize];
+                let kv_width = width(k);
+                let keys = slots[k as usize].chunks_exact(kv_width);
+                for (key, value) in keys.zip(slots[v as usize].chunks_exact(kv_width)) {
+                    kv.push(key, value);
+                }
                 let shape = Shape {
                     heads: heads as usize,
+                    kv_heads: manifest.model.caches[cache as usize].kv_heads as usize,
                     scale,
                     window: window as usize,
                 };
-                self.apply([q, k, v], out, |this, [q, k, v], out| {
-                    let kv = &mut this.caches[cache as usize];
-                    let width = kv.width();
-                    let rows = k.chunks_exact(width).zip(v.chunks_exact(width));
-                    for (row, (k, v)) in rows.enumerate() {
-                        kv.write(start + row, k, v);
-                    }
-                    attention::attend(kv, shape, start, q, out);
-                });
+                let mut target = std::mem::take(&mut slots[out as usize]);
+                attention::attention(kv, &slots[q as usize], rows, shape, &mut target);
+                slots[out as usize] = target;
             }
-            Op::Glu { gate, up, out, act } => {
-                let width = model.slots[out as usize] as usize;
-                let Activation::Silu = act;
-                self.apply([gate, up], out, |_, [gate, up], out| {
-                    out.par_chunks_mut(width)
-                        .zip(gate.par_chunks(width))
-                        .zip(up.par_chunks(width))
-                        .for_each(|((out, gate), up)| ork_kernels::silu_mul(gate, up, out));
-                });
+            Op::Glu {
+                gate,
+                up,
+                out,
+                act: Activation::Silu,
+            } => {
+                let mut target = vec![0.0; slots[gate as usize].len()];
+                kernels::silu_mul(&slots[gate as usize], &slots[up as usize], &mut target);
+                slots[out as usize] = target;
             }
-            Op::Add { x, out, scale } => self.apply([x], out, |_, [x], out| {
-                for (out, x) in out.iter_mut().zip(x) {
+            Op::Add { x, out, scale } => {
+                let mut target = std::mem::take(&mut slots[out as usize]);
+                for (out, x) in target.iter_mut().zip(&slots[x as usize]) {
                     *out += x * scale;
                 }
-            }),
+                slots[out as usize] = target;
+            }
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    fn linear(
-        &mut self,
-        pack: &Pack,
-        tensor: &Tensor,
-        id: usize,
-        x: &[f32],
-        out: &mut [f32],
-        phase: Phase,
-    ) -> Result<()> {
-        let floats = &self.floats[id];
-        match (phase, &tensor.npu, &self.plan, &mut self.device) {
-            (Phase::Prefill, Some(form), Some(plan), Some(device)) => {
-                w8a8::linear(device.as_mut(), plan, tensor, form, &floats.npu, x, out)
-            }
-            _ => {
-                linear::linear(pack, tensor, &floats.rows, x, out);
-                Ok(())
+/// cos and sin of one position, from f64 so that every ISA agrees.
+fn angles(rope: &Rope, position: usize) -> (Vec<f32>, Vec<f32>) {
+    rope.inv_freq
+        .iter()
+        .map(|f| {
+            let angle = position as f64 * f64::from(*f);
+            let magnitude = f64::from(rope.magnitude);
+            (
+                (libm::cos(angle) * magnitude) as f32,
+                (libm::sin(angle) * magnitude) as f32,
+            )
+        })
+        .unzip()
+}
+
+/// W8A8 over the two half-chunks, in order.
+fn prefill(
+    pack: &Pack,
+    device: &mut dyn Device,
+    plan: &NpuPlan,
+    form: &NpuForm,
+    tensor: &Tensor,
+    x: &[f32],
+    out: &mut [f32],
+) -> Result<()> {
+    let (n, k) = (tensor.n as usize, tensor.k as usize);
+    let half_rows = plan.half_rows as usize;
+    let scales: Vec<f32> = linear::bytes(pack.host(), form.scales)
+        .chunks_exact(4)
+        .map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes")))
+        .collect();
+    let halves = x.chunks(half_rows * k).zip(out.chunks_mut(half_rows * n));
+    for (half, (x, out)) in halves.enumerate() {
+        let rows = x.len() / k;
+        let class = (rows as u32).next_multiple_of(64);
+        let chains: Vec<Chain> = form
+            .chains
+            .iter()
+            .filter(|c| c.half == half as u32 && c.rows == class)
+            .copied()
+            .collect();
+        if chains.is_empty() {
+            return Err(Error::Failed(format!(
+                "{}: the pack has no chain for {class} rows of half {half}",
+                tensor.name
+            )));
+        }
+        let s = feed(device, plan, form, half, x, k, class as usize);
+        device.run(pack, &chains, rows as u32)?;
+        let programs: Vec<&Program> = chains
+            .iter()
+            .flat_map(|c| &plan.programs[c.first as usize..(c.first + c.count) as usize])
+            .filter(|p| (p.row0 as usize) < rows)
+            .collect();
+        collect(device, &programs, &s, &scales, n, out)?;
+    }
+    Ok(())
+}
+
+/// Quantises `x` `[rows, k]` into core 0's A buffer of `half`, slice by slice, surplus rows zero, and
+/// copies it to the other cores. Returns each row's scale.
+fn feed(
+    device: &mut dyn Device,
+    plan: &NpuPlan,
+    form: &NpuForm,
+    half: usize,
+    x: &[f32],
+    k: usize,
+    class: usize,
+) -> Vec<f32> {
+    let (slice_k, slices) = (form.slice_k as usize, form.k_slices as usize);
+    let padded = slice_k * slices;
+    let quantised: Vec<(f32, Vec<i8>)> = x
+        .par_chunks_exact(k)
+        .map(|row| {
+            let mut q = vec![0; padded];
+            (kernels::quantize_row(row, &mut q), q)
+        })
+        .collect();
+    let used = (slices - 1) * plan.half_rows as usize * slice_k + class * slice_k;
+    let mut image = vec![0u8; used];
+    for (row, (_, q)) in quantised.iter().enumerate() {
+        for slice in 0..slices {
+            let at = slice * plan.half_rows as usize * slice_k + row * slice_k;
+            let codes = &q[slice * slice_k..][..slice_k];
+            for (byte, code) in image[at..at + slice_k].iter_mut().zip(codes) {
+                *byte = *code as u8;
             }
         }
     }
+    for core in 0..plan.cores as usize {
+        let place = plan.a_buffers[half * plan.cores as usize + core];
+        let buffer = &mut device.bytes_mut(place.extent)[place.offset as usize..];
+        buffer[..used].copy_from_slice(&image);
+    }
+    quantised.into_iter().map(|(s, _)| s).collect()
+}
+
+/// Sums K slices in int32, scales into `out` `[rows, n]`, checks and re-seeds every word.
+fn collect(
+    device: &mut dyn Device,
+    programs: &[&Program],
+    s: &[f32],
+    scales: &[f32],
+    n: usize,
+    out: &mut [f32],
+) -> Result<()> {
+    for first in programs.iter().filter(|p| p.slice == 0) {
+        let width = first.n as usize;
+        let rows = (first.m as usize).min(s.len() - first.row0 as usize);
+        let mut acc = vec![0i32; rows * width];
+        let same = |p: &&&Program| p.row0 == first.row0 && p.n0 == first.n0;
+        for p in programs.iter().filter(same) {
+            let block =
+                &mut device.bytes_mut(p.c.extent)[p.c.offset as usize..][..rows * width * 4];
+            for (acc, word) in acc.iter_mut().zip(block.chunks_exact_mut(4)) {
+                let value = i32::from_le_bytes(word.try_into().expect("4 bytes"));
+                if value == SENTINEL {
+                    return Err(Error::Failed(format!(
+                        "{}: a result word was never written (rows {}+{}, channels {}+{})",
+                        device.name(),
+                        p.row0,
+                        p.m,
+                        p.n0,
+                        p.n
+                    )));
+                }
+                *acc += value;
+                word.copy_from_slice(&SENTINEL.to_le_bytes());
+            }
+        }
+        let (row0, n0) = (first.row0 as usize, first.n0 as usize);
+        let columns = width.min(n - n0);
+        for (row, acc) in acc.chunks_exact(width).enumerate() {
+            let target = &mut out[(row0 + row) * n + n0..][..columns];
+            kernels::dequantize_row(acc, s[row0 + row], &scales[n0..], target);
+        }
+    }
+    Ok(())
 }

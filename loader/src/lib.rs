@@ -1,8 +1,11 @@
-//! Maps an `.orkpack` and runs it: prefill in the NPU simulator or on the CPU, decode on the CPU.
+//! Maps an `.orkpack` and generates text: prefill in the NPU simulator or on the CPU, decode on the CPU.
 
 mod cpu;
 pub mod device;
 pub mod error;
 mod exec;
+pub mod generate;
 pub mod map;
+pub mod sampler;
 pub mod session;
+pub mod tokenizer;

@@ -1,25 +1,22 @@
-//! The pack file, mapped read-only and proven.
+//! The pack file, mapped read-only.
 
 use crate::error::{Error, Result};
 use memmap2::Mmap;
-use ork_formats::model::Span;
 use ork_formats::pack::{PackError, Reader};
 use std::fs::File;
 use std::path::Path;
 
-/// A mapped pack with its proven reader. Bulk weights are used in place.
-#[derive(Debug)]
+/// A mapped and proven pack.
 pub struct Pack {
     map: Mmap,
     reader: Reader,
 }
 
 impl Pack {
-    /// Maps `path` and proves everything but the bulk weights' hashes.
+    /// Maps `path` and proves its structure.
     ///
     /// # Errors
-    /// [`Error::Io`] when the file cannot be opened or mapped, [`Error::Mismatch`] when it is for
-    /// another SoC or version, [`Error::Input`] when it is damaged.
+    /// [`Error::Io`], [`Error::Input`] for a damaged file, [`Error::Mismatch`] for a foreign one.
     pub fn open(path: &Path) -> Result<Self> {
         let io = |source| Error::Io {
             path: path.to_path_buf(),
@@ -27,20 +24,13 @@ impl Pack {
         };
         let file = File::open(path).map_err(io)?;
         if file.metadata().map_err(io)?.len() == 0 {
-            return Err(refusal(path, &PackError::Empty));
+            return Err(explain(path, &PackError::Empty));
         }
-        // SAFETY: the mapping is private and read-only, and lives as long as every slice taken from
-        // it. The remaining hazard, another process truncating or rewriting the file meanwhile, is
-        // the documented contract of `ork`: packs are replaced by rename, never edited in place.
+        // SAFETY: the mapping is read-only and private to this process; the compiler replaces packs by
+        // rename and never truncates one in place, so mapped pages stay valid while the file is open.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        let reader = Reader::parse(&map).map_err(|e| refusal(path, &e))?;
+        let reader = Reader::parse(&map).map_err(|e| explain(path, &e))?;
         Ok(Self { map, reader })
-    }
-
-    /// The proven reader.
-    #[must_use]
-    pub fn reader(&self) -> &Reader {
-        &self.reader
     }
 
     /// The whole file.
@@ -49,34 +39,23 @@ impl Pack {
         &self.map
     }
 
-    /// Bytes of a span of the host section.
+    /// The proven reader.
     #[must_use]
-    pub fn host(&self, span: Span) -> &[u8] {
-        let start = span.offset as usize;
-        &self.reader.host(&self.map)[start..start + span.bytes as usize]
+    pub fn reader(&self) -> &Reader {
+        &self.reader
     }
 
-    /// A span of the host section, decoded as little-endian f32.
+    /// The host-weights section.
     #[must_use]
-    pub fn floats(&self, span: Span) -> Vec<f32> {
-        let (words, _) = self.host(span).as_chunks::<4>();
-        words.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    pub fn host(&self) -> &[u8] {
+        self.reader.host(&self.map)
     }
 }
 
-fn refusal(path: &Path, error: &PackError) -> Error {
+fn explain(path: &Path, error: &PackError) -> Error {
     let text = format!("{}: {error}", path.display());
-    if error.is_mismatch() {
-        Error::Mismatch(text)
-    } else {
-        Error::Input(text)
+    match error.is_mismatch() {
+        true => Error::Mismatch(text),
+        false => Error::Input(text),
     }
-}
-
-/// The same bytes as signed codes.
-#[must_use]
-pub fn signed(bytes: &[u8]) -> &[i8] {
-    // SAFETY: u8 and i8 have the same size, alignment and no invalid bit patterns; the result
-    // borrows `bytes`, so it cannot outlive or alias a mutation of it.
-    unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast::<i8>(), bytes.len()) }
 }

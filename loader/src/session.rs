@@ -1,148 +1,135 @@
-//! One sequence over one pack.
+//! One sequence over one pack: the loader's whole public API.
 
-use crate::device::{Device, cpu::Cpu, sim::Sim};
+use crate::cpu::linear;
+use crate::device::{Cpu, Device, Sim};
 use crate::error::{Error, Result};
-use crate::exec::{Engine, Phase};
+use crate::exec::{self, Phase, State};
 use crate::map::Pack;
 use ork_formats::model::Manifest;
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use ork_formats::pack::Reader;
 use std::path::Path;
-use std::sync::Arc;
 
-/// Rows of a chunk where the pack has no NPU plan to say.
-const CHUNK: usize = 512;
-/// Rows whose logits are computed together; bounds the scratch of the head.
-const HEAD_ROWS: usize = 16;
+/// Rows of a prefill chunk where the pack has no NPU plan.
+const FLOAT_CHUNK: usize = 64;
 
-/// Where prefill matmuls run.
+/// Where prefill runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
-    /// The bit-exact simulator, executing the pack's command streams.
+    /// The bit-exact NPU simulator.
     Sim,
-    /// The same integer blocks computed by the CPU.
+    /// CPU kernels.
     Cpu,
 }
 
-/// How to open a session.
+/// How to open a pack.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Where prefill matmuls run.
+    /// Where prefill runs.
     pub backend: Backend,
-    /// Worker threads; 0 is one per available core. Results do not depend on it.
+    /// Worker threads.
     pub threads: usize,
-    /// Positions to allow; the model's own context when absent.
+    /// Positions to allow; the model's own limit when `None`.
     pub ctx: Option<u32>,
 }
 
-/// An open pack with one KV cache.
+/// An open pack and the state of one sequence.
 pub struct Session {
-    pack: Arc<Pack>,
-    pool: ThreadPool,
-    engine: Engine,
-    position: u32,
-    context: u32,
-    chunk: usize,
+    pack: Pack,
+    device: Box<dyn Device>,
+    pool: rayon::ThreadPool,
+    state: State,
+    position: usize,
+    context: usize,
 }
 
 impl Session {
-    /// Maps the pack at `path` and prepares the backend.
+    /// Maps and proves the pack, sets up the backend.
     ///
     /// # Errors
-    /// As [`Pack::open`]; [`Error::Fit`] when `ctx` exceeds the model's context, [`Error::Usage`]
-    /// when it is 0, [`Error::Failed`] when threads cannot be started.
+    /// See [`Pack::open`]; [`Error::Usage`] when `ctx` exceeds what the model was made for.
     pub fn open(path: &Path, config: Config) -> Result<Self> {
-        let pack = Arc::new(Pack::open(path)?);
+        let pack = Pack::open(path)?;
         let manifest = pack.reader().manifest();
-        let most = manifest.model.context;
-        let context = match config.ctx {
-            Some(0) => return Err(Error::Usage("a context of 0 positions holds nothing".into())),
-            Some(ctx) if ctx > most => {
-                return Err(Error::Fit(format!(
-                    "context {ctx} exceeds the model's {most}; ask for {most} or less"
-                )));
-            }
-            Some(ctx) => ctx,
-            None => most,
-        };
-        let pool = ThreadPoolBuilder::new()
-            .num_threads(config.threads)
-            .thread_name(|i| format!("ork-{i}"))
+        let limit = manifest.model.context;
+        let context = config.ctx.unwrap_or(limit);
+        if context == 0 || limit < context {
+            return Err(Error::Usage(format!(
+                "context of {context} positions: this model has 1..={limit}"
+            )));
+        }
+        let threads = config.threads.max(1);
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
             .build()
-            .map_err(|e| Error::Failed(format!("cannot start worker threads: {e}")))?;
-        let plan = manifest.npu.clone().map(Arc::new);
-        let device = match &plan {
-            None => None,
-            Some(plan) => Some(match config.backend {
-                Backend::Cpu => {
-                    Box::new(Cpu::new(Arc::clone(&pack), Arc::clone(plan))) as Box<dyn Device>
-                }
-                Backend::Sim => {
-                    let threads = pool.current_num_threads() as u32;
-                    Box::new(Sim::new(&pack, Arc::clone(plan), threads)?)
-                }
-            }),
+            .map_err(|e| Error::Failed(format!("cannot start {threads} threads: {e}")))?;
+        let mut device: Box<dyn Device> = match config.backend {
+            Backend::Sim => Box::new(Sim::new(&pack, threads)),
+            Backend::Cpu => Box::new(Cpu::new(&pack)),
         };
-        let chunk = plan.as_ref().map_or(CHUNK, |p| p.chunk as usize);
+        if let Some(plan) = &manifest.npu {
+            exec::seed(&mut *device, plan);
+        }
         Ok(Self {
-            engine: Engine::new(Arc::clone(&pack), plan, device),
-            pack,
+            state: State::new(manifest),
+            device,
             pool,
             position: 0,
-            context,
-            chunk,
+            context: context as usize,
+            pack,
         })
     }
 
-    /// Appends `ids` through the prefill path; logits `[vocab]` of the last one.
+    /// Appends prompt tokens; returns the logits `[vocab]` of the last one.
     ///
     /// # Errors
-    /// [`Error::Usage`] for no ids or an id outside the vocabulary, [`Error::Fit`] when they exceed
-    /// the context (nothing is appended), [`Error::Failed`] when the device faults.
+    /// [`Error::Fit`] past the context, [`Error::Usage`] for an empty prompt or an unknown id.
     pub fn prefill(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
-        let mut last = 0;
-        self.extend(ids, Phase::Prefill, |_, rows| last = rows)?;
-        Ok(self.pool.install(|| self.engine.logits(last - 1, last)))
+        let mut last = Vec::new();
+        self.chunks(ids, |session, hidden, width| {
+            last = session.head(&hidden[hidden.len() - width..]);
+        })?;
+        Ok(last)
     }
 
-    /// Appends one id through the decode path; its logits `[vocab]`.
-    ///
-    /// # Errors
-    /// As [`Session::prefill`].
-    pub fn decode(&mut self, id: u32) -> Result<Vec<f32>> {
-        self.extend(&[id], Phase::Decode, |_, _| ())?;
-        Ok(self.pool.install(|| self.engine.logits(0, 1)))
-    }
-
-    /// Appends `ids` through the prefill path; logits `[ids, vocab]` of all of them.
+    /// As [`Session::prefill`]; returns the logits of every row, `[ids, vocab]`.
     ///
     /// # Errors
     /// As [`Session::prefill`].
     pub fn logits_all(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
-        let mut out = Vec::new();
-        self.extend(ids, Phase::Prefill, |engine, rows| {
-            for from in (0..rows).step_by(HEAD_ROWS) {
-                out.extend(engine.logits(from, rows.min(from + HEAD_ROWS)));
-            }
-        })?;
-        Ok(out)
+        let mut all = Vec::new();
+        self.chunks(ids, |session, hidden, _| all.extend(session.head(hidden)))?;
+        Ok(all)
+    }
+
+    /// Appends one generated token from the decode slice; returns its logits `[vocab]`.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn decode(&mut self, id: u32) -> Result<Vec<f32>> {
+        self.check(&[id])?;
+        self.step(&[id], Phase::Decode)?;
+        Ok(self.head(self.state.slot(self.manifest().model.hidden)))
     }
 
     /// Forgets the sequence.
     pub fn reset(&mut self) {
-        self.engine.reset();
+        self.state
+            .caches
+            .iter_mut()
+            .for_each(crate::cpu::kv::Kv::clear);
         self.position = 0;
     }
 
-    /// Positions in the cache.
+    /// Tokens so far.
     #[must_use]
     pub fn position(&self) -> u32 {
-        self.position
+        self.position as u32
     }
 
-    /// Positions the session allows.
+    /// Most tokens.
     #[must_use]
     pub fn context(&self) -> u32 {
-        self.context
+        self.context as u32
     }
 
     /// The pack's manifest.
@@ -151,52 +138,78 @@ impl Session {
         self.pack.reader().manifest()
     }
 
-    /// The mapped pack.
+    /// The proven reader.
     #[must_use]
-    pub fn pack(&self) -> &Pack {
-        &self.pack
+    pub fn reader(&self) -> &Reader {
+        self.pack.reader()
     }
 
-    /// Runs `ids` chunk by chunk, calling `after(engine, rows)` after each, inside the pool. On a
-    /// fault the position is what it was before.
-    fn extend(
-        &mut self,
-        ids: &[u32],
-        phase: Phase,
-        mut after: impl FnMut(&Engine, usize) + Send,
-    ) -> Result<()> {
-        self.check(ids)?;
-        let (engine, chunk) = (&mut self.engine, self.chunk);
-        let mut position = self.position as usize;
-        self.pool.install(|| {
-            for ids in ids.chunks(chunk) {
-                engine.forward(ids, position, phase)?;
-                after(engine, ids.len());
-                position += ids.len();
-            }
-            Ok::<(), Error>(())
-        })?;
-        self.position = position as u32;
-        Ok(())
+    /// The frozen tokenizer.
+    #[must_use]
+    pub fn tokenizer_bytes(&self) -> &[u8] {
+        self.pack.reader().tokenizer()
     }
 
     fn check(&self, ids: &[u32]) -> Result<()> {
         let vocab = self.manifest().model.vocab;
         if ids.is_empty() {
-            return Err(Error::Usage("no token ids to run; give at least one".into()));
+            return Err(Error::Usage("the prompt is empty".into()));
         }
-        if let Some(id) = ids.iter().find(|id| **id >= vocab) {
+        if let Some(id) = ids.iter().find(|id| vocab <= **id) {
             return Err(Error::Usage(format!(
-                "token id {id} is outside the vocabulary of {vocab}"
+                "token id {id}: the vocabulary has {vocab}"
             )));
         }
-        let need = u64::from(self.position) + ids.len() as u64;
-        if need > u64::from(self.context) {
+        if self.context < self.position + ids.len() {
             return Err(Error::Fit(format!(
-                "the sequence needs {need} positions, the context has {}; shorten it, raise --ctx or start a new session",
+                "{} tokens after {} exceed the context of {}; shorten the prompt",
+                ids.len(),
+                self.position,
                 self.context
             )));
         }
         Ok(())
+    }
+
+    fn chunks(&mut self, ids: &[u32], mut each: impl FnMut(&Self, &[f32], usize)) -> Result<()> {
+        self.check(ids)?;
+        let chunk = self
+            .manifest()
+            .npu
+            .as_ref()
+            .map_or(FLOAT_CHUNK, |p| p.chunk as usize);
+        for ids in ids.chunks(chunk) {
+            self.step(ids, Phase::Prefill)?;
+            let slot = self.manifest().model.hidden;
+            let width = self.manifest().model.slots[slot as usize] as usize;
+            each(self, self.state.slot(slot), width);
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, ids: &[u32], phase: Phase) -> Result<()> {
+        let Self {
+            pack,
+            device,
+            pool,
+            state,
+            position,
+            ..
+        } = self;
+        pool.install(|| exec::run(pack, &mut **device, state, ids, *position, phase))?;
+        *position += ids.len();
+        Ok(())
+    }
+
+    /// Logits of rows of the final hidden state.
+    fn head(&self, hidden: &[f32]) -> Vec<f32> {
+        let manifest = self.manifest();
+        let tensor = &manifest.tensors[manifest.model.head as usize];
+        let rows = hidden.len() / tensor.k as usize;
+        let mut out = vec![0.0; rows * tensor.n as usize];
+        let host = self.pack.host();
+        self.pool
+            .install(|| linear::matmul(host, tensor, hidden, &mut out));
+        out
     }
 }

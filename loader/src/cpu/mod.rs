@@ -1,5 +1,5 @@
-//! The CPU engine: what decode runs, and everything of prefill that is not a planned matmul.
+//! The CPU engine: host-form matmuls, KV cache, attention.
 
-pub mod attention;
-pub mod kv;
-pub mod linear;
+pub(crate) mod attention;
+pub(crate) mod kv;
+pub(crate) mod linear;

@@ -1,57 +1,26 @@
-//! The plan's programs as plain int8 GEMMs, weights read in place from the mapping.
+//! The same int32 blocks on the CPU, reading the native tiles from the map.
 
-use super::Device;
+use super::{Device, allocate};
 use crate::error::Result;
-use crate::map::{Pack, signed};
-use ork_formats::model::{Chain, NpuPlan, Program, Region};
+use crate::map::Pack;
+use ork_formats::model::{Chain, Program, Region};
 use rayon::prelude::*;
-use std::sync::Arc;
 
-/// Columns of one unit of parallel work; a multiple of the 32-column weight tile.
-const COLUMNS: u32 = 256;
-
-/// CPU stand-in for the NPU.
-#[derive(Debug)]
+/// Host memory for A and ring; weights stay in the mapping.
 pub struct Cpu {
-    pack: Arc<Pack>,
-    plan: Arc<NpuPlan>,
-    /// Indexed by extent; empty where the device needs no copy (weights, programs, tasks).
     extents: Vec<Vec<u8>>,
 }
 
 impl Cpu {
-    /// Allocates the A and ring extents of `plan`.
+    /// Allocates A buffers and ring.
     #[must_use]
-    pub fn new(pack: Arc<Pack>, plan: Arc<NpuPlan>) -> Self {
-        let extents = plan
-            .extents
-            .iter()
-            .map(|e| match e.region {
-                Region::A | Region::Ring => vec![0; e.bytes as usize],
-                Region::Weights | Region::Programs | Region::Tasks => Vec::new(),
-            })
-            .collect();
+    pub fn new(pack: &Pack) -> Self {
+        let plan = pack.reader().manifest().npu.as_ref();
         Self {
-            pack,
-            plan,
-            extents,
+            extents: plan.map_or_else(Vec::new, |plan| {
+                allocate(plan, |region| matches!(region, Region::A | Region::Ring))
+            }),
         }
-    }
-
-    /// Columns `[from, from + cols)` of a program for its first `rows` rows: `[rows][cols]`.
-    fn block(&self, program: &Program, from: u32, cols: u32, rows: usize) -> Vec<i32> {
-        let k = program.k as usize;
-        let a = program.a.offset as usize;
-        let a = signed(&self.extents[program.a.extent as usize][a..a + rows * k]);
-        // Native tiles of 32 columns follow each other, so a column offset is `from * k` bytes.
-        let w = self.plan.extents[program.w.extent as usize].file_offset as usize
-            + program.w.offset as usize
-            + from as usize * k;
-        let weights = self.pack.reader().npu_weights(self.pack.bytes());
-        let w = &weights[w..w + cols as usize * k];
-        let mut c = vec![0; rows * cols as usize];
-        ork_kernels::gemm_i8_tiles(a, rows, k, w, cols as usize, &mut c);
-        c
     }
 }
 
@@ -68,32 +37,32 @@ impl Device for Cpu {
         &mut self.extents[extent as usize]
     }
 
-    fn run(&mut self, chains: &[Chain], rows: u32) -> Result<()> {
-        let mut tasks = Vec::new();
-        for chain in chains {
-            for index in chain.first..chain.first + chain.count {
-                let program = self.plan.programs[index as usize];
-                let needed = program.m.min(rows.saturating_sub(program.row0)) as usize;
-                if needed == 0 {
-                    continue;
-                }
-                for from in (0..program.n).step_by(COLUMNS as usize) {
-                    tasks.push((program, from, COLUMNS.min(program.n - from), needed));
-                }
-            }
-        }
-        let blocks: Vec<Vec<i32>> = tasks
-            .par_iter()
-            .map(|(program, from, cols, rows)| self.block(program, *from, *cols, *rows))
+    fn run(&mut self, pack: &Pack, chains: &[Chain], rows: u32) -> Result<()> {
+        let plan = pack.reader().manifest().npu.as_ref();
+        let plan = plan.expect("chains come from a plan");
+        let weights = pack.reader().npu_weights(pack.bytes());
+        let programs: Vec<&Program> = chains
+            .iter()
+            .flat_map(|c| &plan.programs[c.first as usize..(c.first + c.count) as usize])
+            .filter(|p| p.row0 < rows)
             .collect();
-        for ((program, from, cols, _), block) in tasks.iter().zip(blocks) {
-            let ring = &mut self.extents[program.c.extent as usize][program.c.offset as usize..];
-            for (row, values) in block.chunks_exact(*cols as usize).enumerate() {
-                let at = (row * program.n as usize + *from as usize) * 4;
-                let (words, _) = ring[at..at + values.len() * 4].as_chunks_mut::<4>();
-                for (word, value) in words.iter_mut().zip(values) {
-                    *word = value.to_le_bytes();
-                }
+        let blocks: Vec<Vec<i32>> = programs
+            .par_iter()
+            .map(|p| {
+                let m = p.m.min(rows - p.row0) as usize;
+                let (k, n) = (p.k as usize, p.n as usize);
+                let a = &self.extents[p.a.extent as usize][p.a.offset as usize..][..m * k];
+                let a: Vec<i8> = a.iter().map(|b| *b as i8).collect();
+                let at = plan.extents[p.w.extent as usize].file_offset + u64::from(p.w.offset);
+                let mut c = vec![0; m * n];
+                ork_kernels::gemm_i8_tiles(&a, m, k, &weights[at as usize..][..n * k], n, &mut c);
+                c
+            })
+            .collect();
+        for (p, block) in programs.iter().zip(&blocks) {
+            let target = &mut self.extents[p.c.extent as usize][p.c.offset as usize..];
+            for (bytes, value) in target.chunks_exact_mut(4).zip(block) {
+                bytes.copy_from_slice(&value.to_le_bytes());
             }
         }
         Ok(())

@@ -1,109 +1,65 @@
-//! The plan loaded into the bit-exact NPU simulator.
+//! The NPU simulator: executes the pack's own command streams.
 
-use super::Device;
+use super::{Device, allocate};
 use crate::error::{Error, Result};
 use crate::map::Pack;
-use ork_caps::Caps;
-use ork_formats::model::{Chain, NpuPlan, Region};
+use ork_formats::model::{Chain, Region};
 use ork_formats::regcmd;
 use ork_sim::Memory;
-use std::sync::Arc;
 
-/// One allocation of the simulated IOVA window.
-#[derive(Debug)]
-struct Extent {
-    base: u32,
-    bytes: Vec<u8>,
-    writable: bool,
-}
-
-/// The simulated NPU with its memory.
-#[derive(Debug)]
+/// Simulated device memory: every extent at an address below 4 GiB, handed out top-down as the vendor
+/// driver does.
 pub struct Sim {
-    extents: Vec<Extent>,
-    plan: Arc<NpuPlan>,
-    caps: &'static Caps,
-    threads: u32,
+    extents: Vec<Vec<u8>>,
+    bases: Vec<u32>,
+    threads: usize,
 }
 
 impl Sim {
-    /// Allocates every extent of `plan` top-down below 4 GiB, as the kernel's IOVA allocator does,
-    /// copies weights and programs in and relocates the programs.
-    ///
-    /// # Errors
-    /// [`Error::Fit`] when the extents exceed the 32-bit window.
-    pub fn new(pack: &Pack, plan: Arc<NpuPlan>, threads: u32) -> Result<Self> {
+    /// Allocates the plan's extents, copies the NPU slice in and relocates the streams.
+    #[must_use]
+    pub fn new(pack: &Pack, threads: usize) -> Self {
         let reader = pack.reader();
-        let bases = bases(&plan, reader.caps().page.value)?;
-        let (words, _) = reader.programs(pack.bytes()).as_chunks::<8>();
-        let mut words: Vec<u64> = words.iter().map(|b| u64::from_le_bytes(*b)).collect();
-        regcmd::apply(&mut words, &reader.relocs(pack.bytes()), &bases);
-        let programs: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
-        let weights = reader.npu_weights(pack.bytes());
-        let extents = plan
+        let Some(plan) = &reader.manifest().npu else {
+            return Self {
+                extents: Vec::new(),
+                bases: Vec::new(),
+                threads,
+            };
+        };
+        let mut extents = allocate(plan, |_| true);
+        let mut top: u64 = 0xffff_f000;
+        let bases: Vec<u32> = plan
             .extents
             .iter()
-            .zip(bases)
-            .map(|(extent, base)| {
-                let mut bytes = vec![0; extent.bytes as usize];
-                let section: &[u8] = match extent.region {
-                    Region::Weights => weights,
-                    Region::Programs => &programs,
-                    Region::Tasks | Region::A | Region::Ring => &[],
-                };
-                // The extent is rounded up to a page, the section is not.
-                let from = (extent.file_offset as usize).min(section.len());
-                let len = bytes.len().min(section.len() - from);
-                bytes[..len].copy_from_slice(&section[from..from + len]);
-                Extent {
-                    base,
-                    bytes,
-                    writable: extent.region == Region::Ring,
-                }
+            .map(|e| {
+                top -= e.bytes;
+                top as u32
             })
             .collect();
-        Ok(Self {
+        let mut words: Vec<u64> = reader
+            .programs(pack.bytes())
+            .chunks_exact(8)
+            .map(|b| u64::from_le_bytes(b.try_into().expect("8 bytes")))
+            .collect();
+        regcmd::apply(&mut words, &reader.relocs(pack.bytes()), &bases);
+        let programs: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        for (extent, bytes) in plan.extents.iter().zip(&mut extents) {
+            let source = match extent.region {
+                Region::Weights => reader.npu_weights(pack.bytes()),
+                Region::Programs => &programs,
+                Region::Tasks | Region::A | Region::Ring => continue,
+            };
+            let from = &source[extent.file_offset as usize..];
+            let len = from.len().min(bytes.len());
+            bytes[..len].copy_from_slice(&from[..len]);
+        }
+        Self {
             extents,
-            plan,
-            caps: reader.caps(),
+            bases,
             threads,
-        })
+        }
     }
-
-    /// Device address of program `index`.
-    fn address(&self, index: u32) -> u32 {
-        let at = u64::from(index) * regcmd::BYTES as u64;
-        let (id, extent) = self
-            .plan
-            .extents
-            .iter()
-            .enumerate()
-            .rfind(|(_, e)| e.region == Region::Programs && e.file_offset <= at)
-            .expect("the reader proved that every program lies in an extent");
-        self.extents[id].base + (at - extent.file_offset) as u32
-    }
-}
-
-/// Base address of every extent, allocated downwards from 4 GiB.
-fn bases(plan: &NpuPlan, page: u64) -> Result<Vec<u32>> {
-    const WINDOW: u64 = 1 << 32;
-    let total: u64 = plan.extents.iter().map(|e| e.bytes.next_multiple_of(page)).sum();
-    // Page 0 stays free: address 0 in a command stream is always a fault.
-    if total > WINDOW - page {
-        return Err(Error::Fit(format!(
-            "the plan needs {total} bytes of device memory, the window has {}; compile the pack with fewer layers on the NPU",
-            WINDOW - page
-        )));
-    }
-    let mut top = WINDOW;
-    Ok(plan
-        .extents
-        .iter()
-        .map(|extent| {
-            top -= extent.bytes.next_multiple_of(page);
-            top as u32
-        })
-        .collect())
 }
 
 impl Device for Sim {
@@ -112,32 +68,38 @@ impl Device for Sim {
     }
 
     fn bytes(&self, extent: u32) -> &[u8] {
-        &self.extents[extent as usize].bytes
+        &self.extents[extent as usize]
     }
 
     fn bytes_mut(&mut self, extent: u32) -> &mut [u8] {
-        &mut self.extents[extent as usize].bytes
+        &mut self.extents[extent as usize]
     }
 
-    fn run(&mut self, chains: &[Chain], _rows: u32) -> Result<()> {
-        for chain in chains.iter().filter(|c| c.count != 0) {
-            let pc = self.address(chain.first);
-            let mut memory = Memory::new();
-            for extent in &mut self.extents {
-                memory.map(extent.base, &mut extent.bytes, extent.writable);
-            }
-            ork_sim::run(
-                &mut memory,
-                pc,
-                regcmd::WORDS as u32,
-                chain.count,
-                self.caps,
-                self.threads as usize,
-            )
-            .map_err(|fault| {
+    fn run(&mut self, pack: &Pack, chains: &[Chain], _rows: u32) -> Result<()> {
+        let manifest = pack.reader().manifest();
+        let plan = manifest.npu.as_ref().expect("chains come from a plan");
+        let mut memory = Memory::new();
+        for ((extent, bytes), base) in plan.extents.iter().zip(&mut self.extents).zip(&self.bases) {
+            memory.map(*base, bytes, extent.region == Region::Ring);
+        }
+        for chain in chains {
+            let at = u64::from(chain.first) * regcmd::BYTES as u64;
+            let (index, extent) = plan
+                .extents
+                .iter()
+                .enumerate()
+                .find(|(_, e)| {
+                    let inside = e.file_offset <= at && at < e.file_offset + e.bytes;
+                    e.region == Region::Programs && inside
+                })
+                .expect("the reader proved that every program is in an extent");
+            let pc = self.bases[index] + (at - extent.file_offset) as u32;
+            let caps = pack.reader().caps();
+            let words = regcmd::WORDS as u32;
+            ork_sim::run(&mut memory, pc, words, chain.count, caps, self.threads).map_err(|e| {
                 Error::Failed(format!(
-                    "simulated core {}, chain of {} programs from program {}: {fault}",
-                    chain.core, chain.count, chain.first
+                    "simulator: chain at program {} (core {}, half {}, {} rows): {e}",
+                    chain.first, chain.core, chain.half, chain.rows
                 ))
             })?;
         }

@@ -14,7 +14,7 @@ const SENTINEL: i32 = i32::MAX;
 /// # Errors
 /// [`Error::Failed`] when the device faults or leaves a result unwritten, [`Error::Input`] when the
 /// pack has no chain for a half.
-pub fn linear(
+pub(crate) fn linear(
     device: &mut dyn Device,
     plan: &NpuPlan,
     tensor: &Tensor,
@@ -86,7 +86,10 @@ fn upload(
         for slice in 0..form.k_slices as usize {
             let block = &mut buffer[slice * plan.half_rows as usize * slice_k..];
             let (used, surplus) = block[..class * slice_k].split_at_mut(rows * slice_k);
-            for (to, from) in used.chunks_exact_mut(slice_k).zip(codes.chunks_exact(padded)) {
+            for (to, from) in used
+                .chunks_exact_mut(slice_k)
+                .zip(codes.chunks_exact(padded))
+            {
                 for (to, from) in to.iter_mut().zip(&from[slice * slice_k..]) {
                     *to = from.cast_unsigned();
                 }

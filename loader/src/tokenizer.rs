@@ -1,0 +1,110 @@
+//! Text to ids and back, from the definition frozen into the pack.
+
+use crate::error::{Error, Result};
+use kitoken::Kitoken;
+use ork_formats::model::Text;
+
+/// A tokenizer with the prompt rules of its checkpoint.
+pub struct Tokenizer {
+    inner: Kitoken,
+    prefix: Vec<u32>,
+    suffix: Vec<u32>,
+}
+
+impl Tokenizer {
+    /// Loads a kitoken definition.
+    ///
+    /// # Errors
+    /// [`Error::Input`] when it does not decode.
+    pub fn new(definition: &[u8], text: &Text) -> Result<Self> {
+        let inner = Kitoken::from_slice(definition)
+            .map_err(|e| Error::Input(format!("the pack's tokenizer does not load: {e}")))?;
+        Ok(Self {
+            inner,
+            prefix: text.prefix.clone(),
+            suffix: text.suffix.clone(),
+        })
+    }
+
+    /// Ids of a prompt, with BOS and the like as the checkpoint's post-processor puts them.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for text the vocabulary cannot express.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let ids = self
+            .inner
+            .encode(text, true)
+            .map_err(|e| Error::Usage(format!("the prompt cannot be tokenised: {e}")))?;
+        Ok([&self.prefix[..], &ids, &self.suffix].concat())
+    }
+
+    /// Raw bytes of one id; nothing for specials and for ids beyond the tokenizer (padded vocabularies).
+    #[must_use]
+    pub fn id_bytes(&self, id: u32) -> Vec<u8> {
+        self.inner.decode([id], false).unwrap_or_default()
+    }
+}
+
+/// Turns token bytes into text without ever emitting part of a character.
+#[derive(Default)]
+pub struct Utf8Stream {
+    held: Vec<u8>,
+}
+
+impl Utf8Stream {
+    /// Adds bytes; returns what is complete. Invalid runs become U+FFFD.
+    pub fn push(&mut self, bytes: &[u8]) -> String {
+        self.held.extend_from_slice(bytes);
+        let mut text = String::new();
+        loop {
+            match std::str::from_utf8(&self.held) {
+                Ok(all) => {
+                    text.push_str(all);
+                    self.held.clear();
+                    return text;
+                }
+                Err(e) => {
+                    let valid = e.valid_up_to();
+                    text.push_str(std::str::from_utf8(&self.held[..valid]).expect("valid prefix"));
+                    let Some(bad) = e.error_len() else {
+                        self.held.drain(..valid);
+                        return text;
+                    };
+                    text.push(char::REPLACEMENT_CHARACTER);
+                    self.held.drain(..valid + bad);
+                }
+            }
+        }
+    }
+
+    /// What is left at the end: a cut character becomes U+FFFD.
+    pub fn finish(&mut self) -> String {
+        match std::mem::take(&mut self.held).is_empty() {
+            true => String::new(),
+            false => char::REPLACEMENT_CHARACTER.to_string(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_split_emoji_comes_out_whole() {
+        let mut stream = Utf8Stream::default();
+        let bytes = "a😀b".as_bytes();
+        let text: String = bytes.iter().map(|b| stream.push(&[*b])).collect();
+        assert_eq!(text, "a😀b");
+        assert_eq!(stream.finish(), "");
+    }
+
+    #[test]
+    fn invalid_and_cut_bytes_become_replacements() {
+        let mut stream = Utf8Stream::default();
+        assert_eq!(stream.push(b"x\xff\xc3"), "x\u{fffd}");
+        assert_eq!(stream.push(b"\xa9"), "é");
+        assert_eq!(stream.push(b"\xf0\x9f"), "");
+        assert_eq!(stream.finish(), "\u{fffd}");
+    }
+}
