@@ -251,6 +251,17 @@ fn prefill(
             .filter(|p| (p.row0 as usize) < rows)
             .collect();
         collect(device, &programs, &s, &scales, n, out)?;
+        // Whole blocks, surplus rows too: other tensors lay their blocks over the same ring, and no
+        // stale word of this one may pass for a result of theirs.
+        for chain in &chains {
+            for p in &plan.programs[chain.first as usize..(chain.first + chain.count) as usize] {
+                let len = (p.m * p.n * 4) as usize;
+                let block = &mut device.bytes_mut(p.c.extent)[p.c.offset as usize..][..len];
+                for word in block.chunks_exact_mut(4) {
+                    word.copy_from_slice(&SENTINEL.to_le_bytes());
+                }
+            }
+        }
     }
     Ok(())
 }
@@ -294,9 +305,9 @@ fn feed(
     quantised.into_iter().map(|(s, _)| s).collect()
 }
 
-/// Sums K slices in int32, scales into `out` `[rows, n]`, checks and re-seeds every word.
+/// Sums K slices in int32, scales into `out` `[rows, n]`, checks every word.
 fn collect(
-    device: &mut dyn Device,
+    device: &dyn Device,
     programs: &[&Program],
     s: &[f32],
     scales: &[f32],
@@ -309,9 +320,8 @@ fn collect(
         let mut acc = vec![0i32; rows * width];
         let same = |p: &&&Program| p.row0 == first.row0 && p.n0 == first.n0;
         for p in programs.iter().filter(same) {
-            let block =
-                &mut device.bytes_mut(p.c.extent)[p.c.offset as usize..][..rows * width * 4];
-            for (acc, word) in acc.iter_mut().zip(block.chunks_exact_mut(4)) {
+            let block = &device.bytes(p.c.extent)[p.c.offset as usize..][..rows * width * 4];
+            for (acc, word) in acc.iter_mut().zip(block.chunks_exact(4)) {
                 let value = i32::from_le_bytes(word.try_into().expect("4 bytes"));
                 if value == SENTINEL {
                     return Err(Error::Failed(format!(
@@ -324,7 +334,6 @@ fn collect(
                     )));
                 }
                 *acc += value;
-                word.copy_from_slice(&SENTINEL.to_le_bytes());
             }
         }
         let (row0, n0) = (first.row0 as usize, first.n0 as usize);
