@@ -39,10 +39,9 @@ pub fn quantize_groups(x: &[f32], q: &mut [i8], scales: &mut [f32], sums: &mut [
 /// Exact dot product.
 #[must_use]
 pub fn dot_i8(a: &[i8], b: &[i8]) -> i32 {
-    a.iter()
-        .zip(b)
-        .map(|(a, b)| i32::from(i16::from(*a) * i16::from(*b)))
-        .sum()
+    a.iter().zip(b).fold(0, |sum, (a, b)| {
+        i32::wrapping_add(sum, i32::from(i16::from(*a).wrapping_mul(i16::from(*b))))
+    })
 }
 
 /// `c[m][cols] = a[m][k] w[cols][k]^T`, exact in int32. `w` holds native 32 x 32 tiles:
@@ -69,10 +68,10 @@ pub fn gemm_i8_tiles(a: &[i8], m: usize, k: usize, w: &[u8], cols: usize, c: &mu
 }
 
 fn dot_i16(a: &[i16], b: &[i16]) -> i32 {
-    a.iter()
-        .zip(b)
-        .map(|(a, b)| i32::from(*a) * i32::from(*b))
-        .sum()
+    a.iter().zip(b).fold(0, |sum, (a, b)| {
+        // Exact for K < 2^17; plain `+` would carry an overflow check and not vectorise.
+        i32::wrapping_add(sum, i32::from(*a).wrapping_mul(i32::from(*b)))
+    })
 }
 
 /// One int8 row times group-quantised activations; the caller multiplies by the row's scale.

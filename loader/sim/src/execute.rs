@@ -239,11 +239,10 @@ fn multiply_strip(features: &[i16], strip: &[u8], k: usize, out: &mut [i32]) {
             }
         }
         for (row, out) in features.chunks_exact(k).zip(out.chunks_exact_mut(32)) {
-            out[column] = row
-                .iter()
-                .zip(&kernel)
-                .map(|(a, b)| i32::from(*a) * i32::from(*b))
-                .sum();
+            out[column] = row.iter().zip(&kernel).fold(0, |sum, (a, b)| {
+                // Exact (|sum| < 2^27); plain `+` would carry an overflow check and not vectorise.
+                i32::wrapping_add(sum, i32::from(*a).wrapping_mul(i32::from(*b)))
+            });
         }
     }
 }
