@@ -39,9 +39,13 @@ fn only_caps_knows_soc_names() {
         for file in rust_files(&root.join(krate).join("src")) {
             let text = std::fs::read_to_string(&file).unwrap();
             for (index, line) in text.lines().enumerate() {
-                let code = line.split("//").next().unwrap();
+                // Unit tests pick a SoC to test with.
+                if line.contains("#[cfg(test)]") {
+                    break;
+                }
+                let code = line.split("//").next().unwrap().to_lowercase();
                 assert!(
-                    !code.contains("RK3588"),
+                    !code.contains("rk35"),
                     "{}:{} names a SoC outside caps",
                     file.display(),
                     index + 1

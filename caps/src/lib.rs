@@ -163,6 +163,9 @@ impl Fnv {
     }
 }
 
+/// What `--soc` means when it is not given.
+pub const DEFAULT: &Caps = &RK3588;
+
 const ALL: &[&Caps] = &[&RK3588];
 
 /// Every SoC this project knows.

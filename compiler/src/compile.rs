@@ -42,13 +42,13 @@ pub struct Options {
 }
 
 impl Options {
-    /// Every default: rk3588, all cores, all CPUs, no overwrite, no progress bar.
+    /// Every default: the usual SoC, all cores, all CPUs, no overwrite, no progress bar.
     #[must_use]
     pub fn new(checkpoint: PathBuf, output: PathBuf) -> Self {
         Self {
             checkpoint,
             output,
-            soc: "rk3588".into(),
+            soc: ork_caps::DEFAULT.name.into(),
             chunk: None,
             cores: None,
             lossless: false,

@@ -43,7 +43,7 @@ struct CompileArgs {
     #[arg(short, long)]
     output: PathBuf,
     /// Target SoC
-    #[arg(long, default_value = "rk3588")]
+    #[arg(long, default_value = ork_caps::DEFAULT.name)]
     soc: String,
     /// Rows of a prefill chunk [default: the SoC's]
     #[arg(long)]
