@@ -16,6 +16,8 @@ use ork_caps::Caps;
 use ork_formats::model::{FloatType, Manifest, Model, Provenance, Tensor, Text};
 use ork_formats::pack::write::Writer;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 /// What to compile, and how.
@@ -39,6 +41,8 @@ pub struct Options {
     pub force: bool,
     /// Advanced by the source bytes of each finished tensor.
     pub progress: ProgressBar,
+    /// Set from outside (a signal) to stop between two tensors.
+    pub stop: Arc<AtomicBool>,
 }
 
 impl Options {
@@ -55,6 +59,7 @@ impl Options {
             jobs: None,
             force: false,
             progress: ProgressBar::hidden(),
+            stop: Arc::default(),
         }
     }
 }
@@ -93,7 +98,7 @@ pub fn compile(options: &Options) -> Result<Report> {
             &mut manifest,
             (&emitted, &tokenizer),
             bulk,
-            &options.progress,
+            (&options.progress, &options.stop),
         )
     })?;
     options.progress.finish_and_clear();

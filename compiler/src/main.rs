@@ -13,10 +13,14 @@ use ork_compiler::error::{Error, Result};
 use ork_compiler::report::{Facts, Report};
 use ork_compiler::{graph, reference, text};
 use ork_formats::pack::{Kind, Reader};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 #[derive(Parser)]
 #[command(version, about = "Compiles MLX checkpoints into .orkpack files")]
@@ -107,6 +111,18 @@ fn main() -> ExitCode {
     }
 }
 
+/// A first SIGINT or SIGTERM stops the compile between two tensors and leaves nothing behind; a second
+/// one ends the process as usual.
+fn stop_on_signals() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        flag::register_conditional_default(signal, Arc::clone(&stop))
+            .and_then(|_| flag::register(signal, Arc::clone(&stop)))
+            .map_err(io(Path::new("signal handler")))?;
+    }
+    Ok(stop)
+}
+
 fn run_compile(args: CompileArgs) -> Result<()> {
     let report = compile(&Options {
         checkpoint: args.checkpoint,
@@ -118,6 +134,7 @@ fn run_compile(args: CompileArgs) -> Result<()> {
         jobs: args.jobs,
         force: args.force,
         progress: progress(args.quiet),
+        stop: stop_on_signals()?,
     })?;
     if args.quiet && !args.json {
         return Ok(());

@@ -14,7 +14,7 @@ use ork_formats::pack::Kind;
 use ork_formats::pack::write::{SectionId, WriteError, Writer};
 use ork_formats::quant::int4::{GROUP, PANEL, bytes as int4_bytes, pack as int4_pack, panel_bytes};
 use rayon::prelude::*;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Host spans start on cache lines.
 const HOST_ALIGN: u64 = 64;
@@ -119,7 +119,7 @@ pub struct Bulk {
 /// size of the rayon pool it runs in.
 ///
 /// # Errors
-/// [`Error::Input`] for values that cannot be quantised, [`Error::Io`].
+/// [`Error::Input`] for values that cannot be quantised, [`Error::Interrupted`], [`Error::Io`].
 pub fn write(
     mut writer: Writer,
     checkpoint: &Checkpoint,
@@ -127,7 +127,7 @@ pub fn write(
     manifest: &mut Manifest,
     (emitted, tokenizer): (&Emitted, &[u8]),
     bulk: Bulk,
-    progress: &ProgressBar,
+    (progress, stop): (&ProgressBar, &AtomicBool),
 ) -> Result<Written> {
     let mut npu = Sink::begin(&mut writer, Kind::NpuWeights, bulk.npu)?;
     let mut host = Sink::begin(&mut writer, Kind::HostWeights, bulk.host)?;
@@ -138,6 +138,10 @@ pub fn write(
         .collect();
     let mut accumulator = 0;
     for (decl, tensor) in graph.tensors.iter().zip(&mut manifest.tensors) {
+        if stop.load(Ordering::Relaxed) {
+            // Dropping the writer removes its temporary file.
+            return Err(Error::Interrupted);
+        }
         let raw = checkpoint.tensor(&decl.name)?;
         tensor.source = *blake3::hash(raw.bytes).as_bytes();
         check_finite(decl, &raw)?;
@@ -209,22 +213,30 @@ fn shape(decl: &TensorDecl) -> (usize, usize) {
 
 fn check_finite(decl: &TensorDecl, raw: &Raw<'_>) -> Result<()> {
     let (n, k) = shape(decl);
-    // The lowest bad row is reported, whichever thread finds one first.
-    let lowest = AtomicUsize::new(usize::MAX);
-    (0..n).into_par_iter().for_each_init(
-        || vec![0f32; k],
-        |values, row| {
-            row_f32(raw, k, row, values);
-            if not_finite(values).is_some() {
-                lowest.fetch_min(row, Ordering::Relaxed);
-            }
-        },
-    );
-    match lowest.into_inner() {
-        usize::MAX => Ok(()),
-        row => Err(Error::Input(format!(
-            "tensor {} has a value in row {row} that is not finite; the checkpoint is damaged",
-            decl.name
+    // (index of the lowest, its value, how many) whichever thread finds them.
+    let found = (0..n)
+        .into_par_iter()
+        .map_init(
+            || vec![0f32; k],
+            |values, row| {
+                row_f32(raw, k, row, values);
+                let first = not_finite(values)?;
+                let count = values.iter().filter(|v| !v.is_finite()).count();
+                Some((row * k + first, values[first], count))
+            },
+        )
+        .flatten()
+        .reduce_with(|a, b| {
+            let low = if a.0 < b.0 { a } else { b };
+            (low.0, low.1, a.2 + b.2)
+        });
+    match found {
+        None => Ok(()),
+        Some((index, value, count)) => Err(Error::Input(format!(
+            "tensor {}: {value} at index {index}, {count} of {} values are not finite; the checkpoint is \
+             damaged, download it again",
+            decl.name,
+            n * k
         ))),
     }
 }

@@ -1,0 +1,231 @@
+//! The `orkc` command: every bad input ends in one clear line, its exit code, and no file.
+
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn fixture() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/llama-bf16")
+}
+
+fn orkc(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_orkc"))
+        .args(args)
+        .output()
+        .unwrap()
+}
+
+/// A copy of the fixture that a test may damage.
+fn copy(dir: &Path) -> PathBuf {
+    let to = dir.join("checkpoint");
+    std::fs::create_dir(&to).unwrap();
+    for name in [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ] {
+        std::fs::copy(fixture().join(name), to.join(name)).unwrap();
+    }
+    to
+}
+
+type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+/// Rewrites the weights after `change`.
+fn edit_weights(checkpoint: &Path, change: impl FnOnce(&mut Tensors)) {
+    let path = checkpoint.join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors: Tensors = file
+        .tensors()
+        .into_iter()
+        .map(|(n, t)| (n, (t.dtype(), t.shape().to_vec(), t.data().to_vec())))
+        .collect();
+    change(&mut tensors);
+    let views = tensors
+        .iter()
+        .map(|(n, (ty, shape, data))| (n, TensorView::new(*ty, shape.clone(), data).unwrap()));
+    std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+fn edit_config(checkpoint: &Path, key: &str, value: serde_json::Value) {
+    let path = checkpoint.join("config.json");
+    let mut json: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    json[key] = value;
+    std::fs::write(path, json.to_string()).unwrap();
+}
+
+/// Compiles a damaged copy; expects exit code 3, one line with every word, and no output file.
+fn refused(words: &[&str], damage: impl FnOnce(&Path)) {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = copy(dir.path());
+    damage(&checkpoint);
+    let out = dir.path().join("out.orkpack");
+    let done = orkc(&[
+        "compile",
+        checkpoint.to_str().unwrap(),
+        "-o",
+        out.to_str().unwrap(),
+    ]);
+    let text = String::from_utf8(done.stderr).unwrap();
+    assert_eq!(done.status.code(), Some(3), "{text}");
+    assert_eq!(text.trim_end().lines().count(), 1, "{text}");
+    for word in words {
+        assert!(text.contains(word), "{word:?} not in: {text}");
+    }
+    assert!(done.stdout.is_empty());
+    let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().collect();
+    assert_eq!(left.len(), 1, "files left beside the checkpoint: {left:?}");
+}
+
+const UP: &str = "model.layers.1.mlp.up_proj.weight";
+
+#[test]
+fn damaged_weights_are_named() {
+    refused(&[UP, "missing"], |c| {
+        edit_weights(c, |t| drop(t.remove(UP)));
+    });
+    refused(&[UP, "[192, 128]", "[128, 192]"], |c| {
+        edit_weights(c, |t| t.get_mut(UP).unwrap().1 = vec![128, 192]);
+    });
+    refused(&[UP, "NaN", "index 3"], |c| {
+        edit_weights(c, |t| {
+            t.get_mut(UP).unwrap().2[6..8].copy_from_slice(&[0xc0, 0x7f]);
+        });
+    });
+    refused(&["model.layers.0.surprise", "unexpected"], |c| {
+        edit_weights(c, |t| {
+            let name = "model.layers.0.surprise".to_string();
+            t.insert(name, (Dtype::F32, vec![1], vec![0; 4]));
+        });
+    });
+    refused(&[UP, "I16"], |c| {
+        edit_weights(c, |t| t.get_mut(UP).unwrap().0 = Dtype::I16);
+    });
+}
+
+#[test]
+fn damaged_files_are_named() {
+    let weights = "model.safetensors";
+    refused(&[weights], |c| {
+        let path = c.join("model.safetensors");
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(path, &bytes[..bytes.len() - 100]).unwrap();
+    });
+    refused(&[weights, "Git-LFS"], |c| {
+        let text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n";
+        std::fs::write(c.join("model.safetensors"), text).unwrap();
+    });
+    refused(&["model-00002-of-00002.safetensors", "missing"], |c| {
+        let shard = c.join("model-00001-of-00002.safetensors");
+        std::fs::rename(c.join("model.safetensors"), shard).unwrap();
+    });
+    refused(&["model*.safetensors"], |c| {
+        std::fs::remove_file(c.join("model.safetensors")).unwrap();
+    });
+    refused(&["config.json"], |c| {
+        std::fs::remove_file(c.join("config.json")).unwrap();
+    });
+    refused(&["config.json"], |c| {
+        std::fs::write(c.join("config.json"), "{").unwrap();
+    });
+    refused(&["tokenizer.json"], |c| {
+        std::fs::remove_file(c.join("tokenizer.json")).unwrap();
+    });
+}
+
+#[test]
+fn unsupported_configs_are_named() {
+    refused(&["model_type", "zebra", "llama"], |c| {
+        edit_config(c, "model_type", "zebra".into());
+    });
+    refused(&["rope_theta"], |c| {
+        edit_config(c, "rope_theta", serde_json::Value::Null);
+    });
+    refused(&["hidden_size"], |c| {
+        edit_config(c, "hidden_size", 0.into())
+    });
+    refused(&["yarn"], |c| {
+        edit_config(c, "rope_scaling", serde_json::json!({"rope_type": "yarn"}));
+    });
+    refused(&["hidden_act", "relu"], |c| {
+        edit_config(c, "hidden_act", "relu".into());
+    });
+}
+
+#[test]
+fn outputs_are_never_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out.orkpack");
+    let source = fixture();
+    let compile = |extra: &[&str]| {
+        let mut args = vec![
+            "compile",
+            source.to_str().unwrap(),
+            "-q",
+            "-o",
+            out.to_str().unwrap(),
+        ];
+        args.extend(extra);
+        let done = orkc(&args);
+        let text = String::from_utf8(done.stderr).unwrap();
+        (done.status.code().unwrap(), text)
+    };
+    std::fs::write(&out, "my thesis").unwrap();
+    for extra in [&[][..], &["--force"]] {
+        let (code, text) = compile(extra);
+        assert_eq!(code, 2, "{text}");
+        assert_eq!(std::fs::read(&out).unwrap(), b"my thesis");
+    }
+    std::fs::remove_file(&out).unwrap();
+    assert_eq!(compile(&[]).0, 0);
+    let first = std::fs::read(&out).unwrap();
+    let (code, text) = compile(&[]);
+    assert!(code == 2 && text.contains("--force"), "{text}");
+    assert_eq!(compile(&["--force"]).0, 0);
+    assert!(std::fs::read(&out).unwrap() == first);
+    let (code, text) = compile(&["--soc", "rk1", "--force"]);
+    assert!(code == 5 && text.contains("rk1"), "{text}");
+    assert!(std::fs::read(&out).unwrap() == first);
+}
+
+#[test]
+fn sharded_checkpoints_compile_to_the_same_tensors() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = copy(dir.path());
+    let path = checkpoint.join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut names = file.names();
+    names.sort();
+    let half = names.len() / 2;
+    for (i, part) in [&names[..half], &names[half..]].into_iter().enumerate() {
+        let views = part.iter().map(|n| (*n, file.tensor(n).unwrap()));
+        let shard = checkpoint.join(format!("model-0000{}-of-00002.safetensors", i + 1));
+        std::fs::write(shard, safetensors::serialize(views, None).unwrap()).unwrap();
+    }
+    std::fs::remove_file(&path).unwrap();
+    let host = |checkpoint: &Path, name: &str| {
+        let out = dir.path().join(name);
+        let done = orkc(&[
+            "compile",
+            checkpoint.to_str().unwrap(),
+            "-q",
+            "-o",
+            out.to_str().unwrap(),
+        ]);
+        assert_eq!(done.status.code(), Some(0), "{:?}", done);
+        let bytes = std::fs::read(out).unwrap();
+        let reader = ork_formats::pack::Reader::parse(&bytes).unwrap();
+        reader.verify(&bytes).unwrap();
+        (
+            reader.host(&bytes).to_vec(),
+            reader.npu_weights(&bytes).to_vec(),
+        )
+    };
+    assert!(host(&checkpoint, "a.orkpack") == host(&fixture(), "b.orkpack"));
+}
