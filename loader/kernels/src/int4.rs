@@ -1,6 +1,7 @@
 //! 4-bit panels of 16 rows: decode's hot loop.
 
-use half::f16;
+use crate::float::widen;
+use crate::{Group, isa};
 
 /// Rows of a panel.
 const PANEL: usize = 16;
@@ -21,23 +22,22 @@ pub fn int4_panel(
     let (codes, tail) = panel.split_at(kp * PANEL / 2);
     let mut total = [0.0f32; PANEL];
     let groups = codes
-        .chunks_exact(GROUP * PANEL / 2)
-        .zip(q.chunks_exact(GROUP));
-    for (g, (bytes, q)) in groups.enumerate() {
-        let mut acc = [0i32; PANEL];
-        for (step, q) in bytes.chunks_exact(64).zip(q.chunks_exact(8)) {
-            for (row, acc) in acc.iter_mut().enumerate() {
-                for j in 0..4 {
-                    let byte = step[row * 4 + j];
-                    *acc += i32::from(byte & 15) * i32::from(q[j])
-                        + i32::from(byte >> 4) * i32::from(q[j + 4]);
-                }
-            }
-        }
-        for (row, total) in total.iter_mut().enumerate() {
-            let at = (g * PANEL + row) * 2;
-            let scale = f16::from_le_bytes([tail[at], tail[at + 1]]).to_f32();
-            *total += (acc[row] - 8 * sums[g]) as f32 * (scale * scales[g]);
+        .as_chunks::<{ size_of::<Group>() }>()
+        .0
+        .iter()
+        .zip(q.as_chunks::<GROUP>().0)
+        .zip(tail.as_chunks::<{ PANEL * 2 }>().0)
+        .zip(scales.iter().zip(sums));
+    for (((bytes, q), row_scales), (scale, sum)) in groups {
+        let dots = isa::nibbles(bytes, q);
+        let bias = sum.wrapping_mul(8);
+        for ((total, dot), bits) in total
+            .iter_mut()
+            .zip(dots)
+            .zip(row_scales.as_chunks::<2>().0)
+        {
+            let row_scale = widen(u16::from_le_bytes(*bits));
+            *total += dot.wrapping_sub(bias) as f32 * (row_scale * scale);
         }
     }
     *out = total;
@@ -46,6 +46,7 @@ pub fn int4_panel(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use half::f16;
 
     /// Deterministic values in -1..1.
     pub(crate) fn noise(i: usize) -> f32 {

@@ -1,17 +1,35 @@
 //! int8: activation quantisation, dot products, the native-tile matmul.
 
+use crate::isa;
+use crate::norm::round_half_away;
+
 /// Elements along K that share an activation scale in decode.
 pub const GROUP: usize = 32;
+/// Columns, and elements along K, of a native weight tile.
+const TILE: usize = 32;
 
+#[inline]
 fn scale_of(x: &[f32]) -> f32 {
-    let top = x.iter().fold(0.0f32, |top, v| top.max(v.abs()));
+    let (whole, rest) = x.as_chunks::<8>();
+    let mut top = [0.0f32; 8];
+    for x in whole {
+        for (top, v) in top.iter_mut().zip(x) {
+            let v = v.abs();
+            *top = if v > *top { v } else { *top };
+        }
+    }
+    let top = top
+        .iter()
+        .chain(rest)
+        .fold(0.0f32, |top, v| top.max(v.abs()));
     top.max(1e-9) / 127.0
 }
 
+#[inline]
 fn quantize(x: &[f32], scale: f32, q: &mut [i8]) {
     for (code, value) in q.iter_mut().zip(x) {
-        // `round` is half away from zero.
-        *code = (value / scale).round().clamp(-127.0, 127.0) as i8;
+        // Clamped first, so that the conversion is in range.
+        *code = round_half_away((value / scale).clamp(-127.0, 127.0)) as i8;
     }
 }
 
@@ -28,50 +46,71 @@ pub fn quantize_row(x: &[f32], q: &mut [i8]) -> f32 {
 /// `sums` (sum of the group's codes) have one entry a group.
 pub fn quantize_groups(x: &[f32], q: &mut [i8], scales: &mut [f32], sums: &mut [i32]) {
     q[x.len()..].fill(0);
-    for (g, values) in x.chunks(GROUP).enumerate() {
-        let codes = &mut q[g * GROUP..][..values.len()];
-        scales[g] = scale_of(values);
-        quantize(values, scales[g], codes);
-        sums[g] = codes.iter().map(|c| i32::from(*c)).sum();
+    let (whole, rest) = x.as_chunks::<GROUP>();
+    let mut groups = q.chunks_mut(GROUP).zip(scales.iter_mut().zip(sums));
+    for (x, (q, (scale, sum))) in whole.iter().zip(&mut groups) {
+        // The known length is what vectorises.
+        (*scale, *sum) = quantize_group(x, q);
+    }
+    if let Some((q, (scale, sum))) = groups.next()
+        && !rest.is_empty()
+    {
+        (*scale, *sum) = quantize_group(rest, q);
     }
 }
 
-/// Exact dot product.
+#[inline(always)]
+fn quantize_group(x: &[f32], q: &mut [i8]) -> (f32, i32) {
+    let scale = scale_of(x);
+    let q = &mut q[..x.len()];
+    quantize(x, scale, q);
+    let sum = q
+        .iter()
+        .fold(0i32, |sum, c| sum.wrapping_add(i32::from(*c)));
+    (scale, sum)
+}
+
+/// Exact dot product of two slices of one length.
 #[must_use]
 pub fn dot_i8(a: &[i8], b: &[i8]) -> i32 {
-    a.iter().zip(b).fold(0, |sum, (a, b)| {
-        i32::wrapping_add(sum, i32::from(i16::from(*a).wrapping_mul(i16::from(*b))))
+    a.iter().zip(b).fold(0i32, |sum, (a, b)| {
+        sum.wrapping_add(i32::from(*a).wrapping_mul(i32::from(*b)))
     })
 }
 
 /// `c[m][cols] = a[m][k] w[cols][k]^T`, exact in int32. `w` holds native 32 x 32 tiles:
 /// byte `((n/32)*(k/32) + k/32)*1024 + (n%32)*32 + k%32`. k and cols are multiples of 32.
+///
+/// # Panics
+/// When a slice does not have the length its shape asks for.
 pub fn gemm_i8_tiles(a: &[i8], m: usize, k: usize, w: &[u8], cols: usize, c: &mut [i32]) {
-    debug_assert_eq!(a.len(), m * k);
-    debug_assert_eq!(w.len(), k * cols);
-    debug_assert_eq!(c.len(), m * cols);
-    // Widened once: 16-bit products feed the pair-wise multiply-add every ISA has.
+    assert_eq!(a.len(), m * k, "bytes of A [{m}, {k}]");
+    assert_eq!(w.len(), k * cols, "bytes of W [{cols}, {k}]");
+    assert_eq!(c.len(), m * cols, "words of C [{m}, {cols}]");
+    // Widened once: 16-bit products feed the multiply-add that every ISA has.
     let wide: Vec<i16> = a.iter().map(|v| i16::from(*v)).collect();
-    let mut column = vec![0i16; k];
-    for (strip_index, strip) in w.chunks_exact(k * 32).enumerate() {
-        for row in 0..32 {
-            for (part, tile) in column.chunks_exact_mut(32).zip(strip.chunks_exact(1024)) {
-                for (wide, byte) in part.iter_mut().zip(&tile[row * 32..][..32]) {
+    let mut columns = vec![0i16; TILE * k];
+    for (strip_index, strip) in w.chunks_exact(k * TILE).enumerate() {
+        for (tile_index, tile) in strip.as_chunks::<{ TILE * TILE }>().0.iter().enumerate() {
+            for (n, bytes) in tile.as_chunks::<TILE>().0.iter().enumerate() {
+                let column = &mut columns[n * k + tile_index * TILE..][..TILE];
+                for (wide, byte) in column.iter_mut().zip(bytes) {
                     *wide = i16::from(*byte as i8);
                 }
             }
-            for (line, out) in wide.chunks_exact(k).zip(c.chunks_exact_mut(cols)) {
-                out[strip_index * 32 + row] = dot_i16(line, &column);
+        }
+        for (a, c) in wide.chunks_exact(k).zip(c.chunks_exact_mut(cols)) {
+            let c = &mut c[strip_index * TILE..][..TILE];
+            for (c, w) in c
+                .as_chunks_mut::<4>()
+                .0
+                .iter_mut()
+                .zip(columns.chunks_exact(4 * k))
+            {
+                *c = isa::dot_4(a, w);
             }
         }
     }
-}
-
-fn dot_i16(a: &[i16], b: &[i16]) -> i32 {
-    a.iter().zip(b).fold(0, |sum, (a, b)| {
-        // Exact for K < 2^17; plain `+` would carry an overflow check and not vectorise.
-        i32::wrapping_add(sum, i32::from(*a).wrapping_mul(i32::from(*b)))
-    })
 }
 
 /// One int8 row times group-quantised activations; the caller multiplies by the row's scale.
@@ -155,6 +194,50 @@ mod tests {
             let w = vec![1i8; len];
             let want: f32 = (0..groups).fold(0.0, |sum, g| sum + t[g] as f32 * s[g]);
             assert_eq!(int8_row(&w, &q, &s), want);
+        }
+    }
+
+    #[test]
+    fn every_length_equals_a_naive_loop() {
+        for len in 0..68usize {
+            for extreme in [None, Some(-127), Some(127)] {
+                let code = |i| extreme.unwrap_or_else(|| (noise(i) * 127.0) as i8);
+                let w: Vec<i8> = (0..len).map(code).collect();
+                let q: Vec<i8> = (0..len).map(|i| code(i + 13)).collect();
+                let scales: Vec<f32> = (0..len.div_ceil(GROUP)).map(noise).collect();
+                let dot = |from: usize, to: usize| -> i32 {
+                    (from..to).map(|i| i32::from(w[i]) * i32::from(q[i])).sum()
+                };
+                assert_eq!(dot_i8(&w, &q), dot(0, len));
+                let mut want = 0.0f32;
+                for (g, scale) in scales.iter().enumerate() {
+                    want += dot(g * GROUP, len.min((g + 1) * GROUP)) as f32 * scale;
+                }
+                assert_eq!(int8_row(&w, &q, &scales).to_bits(), want.to_bits());
+            }
+            let acc: Vec<i32> = (0..len).map(|i| (noise(i) * 1e9) as i32).collect();
+            let b: Vec<f32> = (0..len).map(noise).collect();
+            let mut out = vec![0.0; len];
+            dequantize_row(&acc, 0.3, &b, &mut out);
+            for i in 0..len {
+                assert_eq!(out[i], (acc[i] as f32 * 0.3) * b[i]);
+            }
+        }
+    }
+
+    #[test]
+    fn rows_equal_a_naive_loop_at_every_length() {
+        for len in 0..68usize {
+            let x: Vec<f32> = (0..len).map(|i| noise(i) * 3.0).collect();
+            let top = x.iter().fold(0.0f32, |top, v| top.max(v.abs()));
+            let mut q = vec![7i8; len + 5];
+            let scale = quantize_row(&x, &mut q);
+            assert_eq!(scale, top.max(1e-9) / 127.0);
+            for i in 0..len {
+                let want = (x[i] / scale).round().clamp(-127.0, 127.0) as i8;
+                assert_eq!(q[i], want);
+            }
+            assert_eq!(q[len..], [0; 5]);
         }
     }
 }
