@@ -222,3 +222,36 @@ fn nll(row: &[f32], target: u32) -> f64 {
     let sum: f64 = row.iter().map(|x| (f64::from(*x) - top).exp()).sum();
     top + sum.ln() - f64::from(row[target as usize])
 }
+
+/// Requests that cannot be served are refused with both numbers, and leave the session usable.
+#[test]
+fn impossible_requests_are_refused() {
+    let checkpoint = root().join("tests/data/llama-bf16");
+    let dir = tempfile::tempdir().unwrap();
+    let pack = dir.path().join("m.orkpack");
+    compile(&checkpoint, &pack, |_| {});
+    let config = |ctx| Config {
+        backend: Backend::Cpu,
+        threads: 1,
+        ctx,
+    };
+    let mut session = Session::open(&pack, config(Some(8))).unwrap();
+    let refuse = |session: &mut Session, ids: &[u32]| {
+        let error = session.prefill(ids).unwrap_err();
+        (error.exit_code(), error.to_string())
+    };
+    let (code, text) = refuse(&mut session, &[1; 9]);
+    assert!(
+        code == 4 && text.contains('9') && text.contains('8'),
+        "{text}"
+    );
+    let (code, text) = refuse(&mut session, &[512]);
+    assert!(code == 2 && text.contains("512"), "{text}");
+    assert_eq!(refuse(&mut session, &[]).0, 2);
+    let want = session.prefill(&[1, 2, 3]).unwrap();
+    assert_eq!(session.position(), 3);
+    session.reset();
+    assert!(session.prefill(&[1, 2, 3]).unwrap() == want);
+    let error = Session::open(&pack, config(Some(513))).err().unwrap();
+    assert_eq!(error.exit_code(), 2, "{error}");
+}

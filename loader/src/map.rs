@@ -22,7 +22,12 @@ impl Pack {
             path: path.to_path_buf(),
             source,
         };
-        let file = File::open(path).map_err(io)?;
+        let file = File::open(path).map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => {
+                Error::Input(format!("{}: no such file", path.display()))
+            }
+            _ => io(e),
+        })?;
         if file.metadata().map_err(io)?.len() == 0 {
             return Err(explain(path, &PackError::Empty));
         }
