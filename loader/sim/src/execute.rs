@@ -64,6 +64,11 @@ fn check(registers: &Registers, caps: &Caps) -> Result<Shape, Fault> {
         ),
         // Convolution of 1 x 1 kernels.
         (reg::WEIGHT_SIZE2, v(reg::WEIGHT_SIZE2) >> 16, 0x101),
+        // Every post-processing stage bypassed, int32 write geometry (od_bypass may be either).
+        (reg::BS_CFG, v(reg::BS_CFG), 0x53),
+        (reg::BN_CFG, v(reg::BN_CFG), 0x53),
+        (reg::EW_CFG, v(reg::EW_CFG), 0x383),
+        (reg::BS_OW_CFG, v(reg::BS_OW_CFG) & !2, 0x7fc),
         // A nonzero FC bank corrupts; reuse bits need a previous program's state.
         (reg::CBUF_CON0, v(reg::CBUF_CON0) >> 8, 0),
         (reg::OUT_CVT_SCALE, v(reg::OUT_CVT_SCALE), 1),
@@ -133,6 +138,9 @@ fn check(registers: &Registers, caps: &Caps) -> Result<Shape, Fault> {
     if n == 0 || !n.is_multiple_of(caps.n_granule.value) {
         return Err(Fault::N(n));
     }
+    if caps.n_max.value < n {
+        return Err(Fault::NMax(n, caps.n_max.value));
+    }
     banks(registers, caps, width, height, k)?;
     Ok(Shape {
         width,
@@ -184,10 +192,7 @@ fn gather(mem: &Memory<'_>, registers: &Registers, shape: &Shape) -> Result<Vec<
             };
             for g in 0..(shape.k as i64 / ATOM) {
                 let at = base + (start + g * group) * ATOM;
-                let at = u32::try_from(at).map_err(|_| Fault::Unmapped {
-                    address: at as u64,
-                    bytes: ATOM as u64,
-                })?;
+                let at = u32::try_from(at).map_err(|_| mem.unmapped(at as u64, ATOM as u64))?;
                 let atom = mem.read(at, ATOM as u64)?;
                 rows.extend(atom.iter().map(|b| i16::from(*b as i8)));
             }
@@ -240,7 +245,7 @@ fn multiply_strip(features: &[i16], strip: &[u8], k: usize, out: &mut [i32]) {
         }
         for (row, out) in features.chunks_exact(k).zip(out.chunks_exact_mut(32)) {
             out[column] = row.iter().zip(&kernel).fold(0, |sum, (a, b)| {
-                // Exact (|sum| < 2^27); plain `+` would carry an overflow check and not vectorise.
+                // Exact (K < 2^16, products within 2^14); plain `+` would carry an overflow check and not vectorise.
                 i32::wrapping_add(sum, i32::from(*a).wrapping_mul(i32::from(*b)))
             });
         }
@@ -273,7 +278,7 @@ fn scatter(
         for first in (0..shape.n / OUT_ATOM).step_by(step) {
             let at = base + first as u64 * surface + y * line + x * 16;
             let bytes = (step * 16) as u64;
-            let at = u32::try_from(at).map_err(|_| Fault::Unmapped { address: at, bytes })?;
+            let at = u32::try_from(at).map_err(|_| mem.unmapped(at, bytes))?;
             let target = mem.write(at, bytes)?;
             for (i, value) in target.chunks_exact_mut(4).enumerate() {
                 let n = first * OUT_ATOM + i;

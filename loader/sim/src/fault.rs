@@ -17,10 +17,18 @@ pub enum Fault {
     NoEnable,
     #[error("enable value {0:#x} does not start a matmul")]
     Enable(u32),
-    #[error("{bytes} bytes at {address:#x} are not mapped")]
-    Unmapped { address: u64, bytes: u64 },
-    #[error("{bytes} bytes at {address:#x} are mapped read-only")]
-    ReadOnly { address: u64, bytes: u64 },
+    #[error("program at {program:#x}: {bytes} bytes at {address:#x} are not mapped")]
+    Unmapped {
+        program: u32,
+        address: u64,
+        bytes: u64,
+    },
+    #[error("program at {program:#x}: {bytes} bytes at {address:#x} are mapped read-only")]
+    ReadOnly {
+        program: u32,
+        address: u64,
+        bytes: u64,
+    },
     #[error("address {address:#x} is not a multiple of 16")]
     Unaligned { address: u32 },
     #[error("{0} is zero: the word was never relocated")]
@@ -35,6 +43,8 @@ pub enum Fault {
     K(u32),
     #[error("N {0} is not a multiple of 32")]
     N(u32),
+    #[error("N {0} exceeds {1}: the hardware's result would be silently wrong")]
+    NMax(u32, u32),
     #[error("{0} is {1}, but {2} is {3}")]
     Contradiction(&'static str, u32, &'static str, u32),
     #[error("task {task} of {tasks} has no link to the next")]

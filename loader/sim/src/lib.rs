@@ -41,6 +41,7 @@ pub fn run(
     let mut stats = Stats::default();
     let (mut at, mut words) = (pc, words);
     for task in 0..tasks {
+        mem.program = at;
         let stream = fetch(mem, at, words)?;
         let registers = Registers::decode(&stream)?;
         stats.macs += execute::matmul(mem, &registers, caps, threads)?;

@@ -12,6 +12,8 @@ struct Region<'a> {
 #[derive(Default)]
 pub struct Memory<'a> {
     regions: Vec<Region<'a>>,
+    /// Device address of the running program, for faults.
+    pub(crate) program: u32,
 }
 
 impl<'a> Memory<'a> {
@@ -53,10 +55,7 @@ impl<'a> Memory<'a> {
             .iter()
             .find(|r| r.base <= start && start + len <= r.base + r.bytes.len() as u64)
             .map(|r| &r.bytes[(start - r.base) as usize..][..len as usize])
-            .ok_or(Fault::Unmapped {
-                address: start,
-                bytes: len,
-            })
+            .ok_or(self.unmapped(start, len))
     }
 
     /// As [`Memory::read`], writable.
@@ -65,20 +64,29 @@ impl<'a> Memory<'a> {
     /// [`Fault::Unmapped`], [`Fault::ReadOnly`].
     pub fn write(&mut self, address: u32, len: u64) -> Result<&mut [u8], Fault> {
         let start = u64::from(address);
+        let unmapped = self.unmapped(start, len);
+        let program = self.program;
         let region = self
             .regions
             .iter_mut()
             .find(|r| r.base <= start && start + len <= r.base + r.bytes.len() as u64)
-            .ok_or(Fault::Unmapped {
-                address: start,
-                bytes: len,
-            })?;
+            .ok_or(unmapped)?;
         match region.writable {
             true => Ok(&mut region.bytes[(start - region.base) as usize..][..len as usize]),
             false => Err(Fault::ReadOnly {
+                program,
                 address: start,
                 bytes: len,
             }),
+        }
+    }
+
+    /// The fault of touching `bytes` at `address`, which may lie outside 32 bits.
+    pub(crate) fn unmapped(&self, address: u64, bytes: u64) -> Fault {
+        Fault::Unmapped {
+            program: self.program,
+            address,
+            bytes,
         }
     }
 }
