@@ -57,4 +57,21 @@ mod tests {
             }
         }
     }
+    /// Every place of a cube is used exactly once.
+    #[test]
+    fn cubes_are_bijections() {
+        let (m, k, n) = (5, 64, 32);
+        let places = |columns: usize, index: fn(usize, usize, usize) -> usize| {
+            let mut seen: Vec<usize> = (0..m)
+                .flat_map(|row| (0..columns).map(move |column| index(row, column, m)))
+                .collect();
+            seen.sort_unstable();
+            seen
+        };
+        assert_eq!(places(k, feature_cube), Vec::from_iter(0..m * k));
+        assert_eq!(places(n, output_cube), Vec::from_iter(0..m * n));
+        // A row tile of a cube starts 16 bytes per row in.
+        assert_eq!(feature_cube(3, 0, m), 48);
+        assert_eq!((feature_cube(0, 16, m), output_cube(0, 4, m)), (80, 20));
+    }
 }

@@ -49,7 +49,7 @@ pub enum Finding {
     NMax { n: u32, max: u32 },
     #[error("N {n} is not a multiple of {granule}")]
     NGranule { n: u32, granule: u32 },
-    #[error("feature grains {0}, must be 1..={1}")]
+    #[error("CONV_CON2 is {0:#x}, must hold 1..={1} feature grains in bits 13:4 and nothing else")]
     Grains(u32, u32),
     #[error("tail word {0} is {1:#018x}, must be {2:#018x}")]
     Tail(usize, u64, u64),
@@ -213,20 +213,26 @@ fn limits(
     let data = field::DATA_BANK.get(cbuf);
     let weight = field::WEIGHT_BANK.get(cbuf);
     let banks = caps.cbuf_banks.value;
-    if data + weight != banks || 0xff < cbuf {
+    if data + weight != banks {
         found.push(Finding::BankSum {
             data,
             weight,
             banks,
         });
     }
+    // Above the split: the FC bank (corrupts results when set), reuse bits, unknown bits.
+    if 0xff < cbuf {
+        found.push(Finding::Fixed(reg::CBUF_CON0.name, cbuf, cbuf & 0xff));
+    }
     if weight == 0 {
         found.push(Finding::WeightBanks);
     }
     // Every feature line is rounded up to whole buffer lines first.
-    let line = caps.cbuf_line_bytes.value;
-    let bytes = u64::from(rows) * u64::from(k.next_multiple_of(line));
-    let need = bytes.div_ceil(u64::from(caps.cbuf_bank_bytes.value)) as u32;
+    // Packs come from outside, so the registers may hold anything: nothing here may overflow.
+    let line = u64::from(caps.cbuf_line_bytes.value);
+    let bytes = u64::from(rows).saturating_mul(u64::from(k).next_multiple_of(line));
+    let need = bytes.div_ceil(u64::from(caps.cbuf_bank_bytes.value));
+    let need = u32::try_from(need).unwrap_or(u32::MAX);
     if data < need {
         found.push(Finding::DataBanks {
             have: data,
@@ -262,8 +268,9 @@ fn limits(
         });
     }
     let grains = field::FEATURE_GRAINS.get(con2);
-    if grains == 0 || rows + 1 < grains || con2 != field::FEATURE_GRAINS.set(grains) {
-        found.push(Finding::Grains(con2, rows + 1));
+    let most = rows.saturating_add(1);
+    if grains == 0 || most < grains || con2 != field::FEATURE_GRAINS.set(grains) {
+        found.push(Finding::Grains(con2, most));
     }
 }
 

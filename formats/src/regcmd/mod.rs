@@ -74,3 +74,26 @@ impl Word {
         self.block() == reg.block && self.offset() == reg.offset
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_keeps_its_three_parts() {
+        let word = Word::new(reg::DATA_FORMAT, 0x8000_0001);
+        assert_eq!(word.0, 0x1001_8000_0001_4010);
+        assert_eq!((word.block(), word.offset()), (DPU, 0x4010));
+        assert_eq!(word.value(), 0x8000_0001);
+        assert_eq!(word.with_value(u32::MAX).value(), u32::MAX);
+        assert_eq!(word.with_value(u32::MAX).with_value(0x8000_0001), word);
+        assert!(word.is(reg::DATA_FORMAT) && !word.is(reg::CONV_CON1));
+    }
+
+    /// Published amounts: 55 for the 108-register matmul, 36 for the 69-register program.
+    #[test]
+    fn amounts_follow_the_vendor_formula() {
+        assert_eq!(next_amount(REGS), 0x37);
+        assert_eq!(next_amount(69), 36);
+    }
+}

@@ -179,7 +179,30 @@ pub fn lookup(block: u16, offset: u16) -> Option<&'static Reg> {
 /// Registers in the order a matmul program writes them. Several occur twice and the last occurrence
 /// wins, so both must agree (ork-driver, measured).
 #[rustfmt::skip]
-pub const TEMPLATE: [Reg; super::REGS] = [reg::CBUF_CON0, reg::DCOMP_REGNUM, reg::DCOMP_CTRL, reg::CONV_CON1, reg::DPU_S_POINTER, reg::CONV_CON1, reg::CONV_CON2, reg::CONV_CON3, reg::DATA_SIZE0, reg::DATA_SIZE1, reg::DATA_SIZE2, reg::DATA_SIZE3, reg::WEIGHT_SIZE0, reg::WEIGHT_SIZE1, reg::WEIGHT_SIZE2, reg::CBUF_CON0, reg::CBUF_CON1, reg::CVT_CON0, reg::CVT_CON1, reg::CVT_CON2, reg::CVT_CON3, reg::CVT_CON4, reg::FC_CON0, reg::FC_CON1, reg::PAD_CON0, reg::FEATURE_DATA_ADDR, reg::FC_CON2, reg::DMA_CON0, reg::DMA_CON1, reg::DMA_CON2, reg::FC_DATA_SIZE0, reg::FC_DATA_SIZE1, reg::DCOMP_CTRL, reg::DCOMP_REGNUM, reg::DCOMP_ADDR0, reg::DCOMP_AMOUNT0, reg::DCOMP_AMOUNT1, reg::DCOMP_AMOUNT2, reg::DCOMP_AMOUNT3, reg::DCOMP_AMOUNT4, reg::DCOMP_AMOUNT5, reg::DCOMP_AMOUNT6, reg::DCOMP_AMOUNT7, reg::DCOMP_AMOUNT8, reg::DCOMP_AMOUNT9, reg::DCOMP_AMOUNT10, reg::DCOMP_AMOUNT11, reg::DCOMP_AMOUNT12, reg::DCOMP_AMOUNT13, reg::DCOMP_AMOUNT14, reg::DCOMP_AMOUNT15, reg::CVT_CON5, reg::PAD_CON1, reg::CORE_MISC_CFG, reg::CORE_DATAOUT_SIZE_0, reg::CORE_DATAOUT_SIZE_1, reg::CLIP_TRUNCATE, reg::CORE_3030, reg::FEATURE_MODE_CFG, reg::DATA_FORMAT, reg::OFFSET_PEND, reg::DST_BASE_ADDR, reg::DST_SURF_STRIDE, reg::DATA_CUBE_WIDTH, reg::DATA_CUBE_HEIGHT, reg::DATA_CUBE_NOTCH, reg::DATA_CUBE_CHANNEL, reg::BS_CFG, reg::BS_ALU, reg::BS_MUL, reg::BS_RELUX, reg::BS_OW_CFG, reg::BS_OW_OP, reg::WDMA_SIZE_0, reg::WDMA_SIZE_1, reg::BN_CFG, reg::BN_ALU, reg::BN_MUL, reg::BN_RELUX, reg::EW_CFG, reg::EW_CVT_OFFSET, reg::EW_CVT_SCALE, reg::EW_RELUX, reg::OUT_CVT_OFFSET, reg::OUT_CVT_SCALE, reg::OUT_CVT_SHIFT, reg::EW_OP_VALUE_0, reg::EW_OP_VALUE_1, reg::EW_OP_VALUE_2, reg::EW_OP_VALUE_3, reg::EW_OP_VALUE_4, reg::EW_OP_VALUE_5, reg::EW_OP_VALUE_6, reg::EW_OP_VALUE_7, reg::SURFACE_ADD, reg::DPU_40C4, reg::LUT_0, reg::LUT_1, reg::LUT_2, reg::LUT_3, reg::LUT_4, reg::LUT_5, reg::LUT_6, reg::LUT_7, reg::LUT_8, reg::LUT_9, reg::LUT_10, reg::LUT_11];
+pub const TEMPLATE: [Reg; super::REGS] = [
+    reg::CBUF_CON0, reg::DCOMP_REGNUM, reg::DCOMP_CTRL, reg::CONV_CON1, reg::DPU_S_POINTER,
+    reg::CONV_CON1, reg::CONV_CON2, reg::CONV_CON3, reg::DATA_SIZE0, reg::DATA_SIZE1,
+    reg::DATA_SIZE2, reg::DATA_SIZE3, reg::WEIGHT_SIZE0, reg::WEIGHT_SIZE1, reg::WEIGHT_SIZE2,
+    reg::CBUF_CON0, reg::CBUF_CON1, reg::CVT_CON0, reg::CVT_CON1, reg::CVT_CON2, reg::CVT_CON3,
+    reg::CVT_CON4, reg::FC_CON0, reg::FC_CON1, reg::PAD_CON0, reg::FEATURE_DATA_ADDR, reg::FC_CON2,
+    reg::DMA_CON0, reg::DMA_CON1, reg::DMA_CON2, reg::FC_DATA_SIZE0, reg::FC_DATA_SIZE1,
+    reg::DCOMP_CTRL, reg::DCOMP_REGNUM, reg::DCOMP_ADDR0, reg::DCOMP_AMOUNT0, reg::DCOMP_AMOUNT1,
+    reg::DCOMP_AMOUNT2, reg::DCOMP_AMOUNT3, reg::DCOMP_AMOUNT4, reg::DCOMP_AMOUNT5,
+    reg::DCOMP_AMOUNT6, reg::DCOMP_AMOUNT7, reg::DCOMP_AMOUNT8, reg::DCOMP_AMOUNT9,
+    reg::DCOMP_AMOUNT10, reg::DCOMP_AMOUNT11, reg::DCOMP_AMOUNT12, reg::DCOMP_AMOUNT13,
+    reg::DCOMP_AMOUNT14, reg::DCOMP_AMOUNT15, reg::CVT_CON5, reg::PAD_CON1, reg::CORE_MISC_CFG,
+    reg::CORE_DATAOUT_SIZE_0, reg::CORE_DATAOUT_SIZE_1, reg::CLIP_TRUNCATE, reg::CORE_3030,
+    reg::FEATURE_MODE_CFG, reg::DATA_FORMAT, reg::OFFSET_PEND, reg::DST_BASE_ADDR,
+    reg::DST_SURF_STRIDE, reg::DATA_CUBE_WIDTH, reg::DATA_CUBE_HEIGHT, reg::DATA_CUBE_NOTCH,
+    reg::DATA_CUBE_CHANNEL, reg::BS_CFG, reg::BS_ALU, reg::BS_MUL, reg::BS_RELUX, reg::BS_OW_CFG,
+    reg::BS_OW_OP, reg::WDMA_SIZE_0, reg::WDMA_SIZE_1, reg::BN_CFG, reg::BN_ALU, reg::BN_MUL,
+    reg::BN_RELUX, reg::EW_CFG, reg::EW_CVT_OFFSET, reg::EW_CVT_SCALE, reg::EW_RELUX,
+    reg::OUT_CVT_OFFSET, reg::OUT_CVT_SCALE, reg::OUT_CVT_SHIFT, reg::EW_OP_VALUE_0,
+    reg::EW_OP_VALUE_1, reg::EW_OP_VALUE_2, reg::EW_OP_VALUE_3, reg::EW_OP_VALUE_4,
+    reg::EW_OP_VALUE_5, reg::EW_OP_VALUE_6, reg::EW_OP_VALUE_7, reg::SURFACE_ADD, reg::DPU_40C4,
+    reg::LUT_0, reg::LUT_1, reg::LUT_2, reg::LUT_3, reg::LUT_4, reg::LUT_5, reg::LUT_6, reg::LUT_7,
+    reg::LUT_8, reg::LUT_9, reg::LUT_10, reg::LUT_11,
+];
 
 /// A bit field of a register value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -253,4 +276,37 @@ pub mod field {
     pub const OUT_PRECISION: Field = f(31, 29);
     pub const DPU_IN_PRECISION: Field = f(28, 26);
     pub const DPU_PROC_PRECISION: Field = f(2, 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_register_has_one_row_and_is_found() {
+        for (index, register) in ALL.iter().enumerate() {
+            assert_eq!(lookup(register.block, register.offset), Some(register));
+            let twin = ALL[..index]
+                .iter()
+                .find(|other| other.name == register.name);
+            assert_eq!(twin, None);
+        }
+        assert_eq!(lookup(CNA, 0x4010), None);
+        assert_eq!(lookup(0, 0), None);
+    }
+
+    #[test]
+    fn fields_round_trip_and_stay_in_their_bits() {
+        assert_eq!(field::WEIGHT_BANK.set(11) | field::DATA_BANK.set(1), 0xb1);
+        assert_eq!(field::WEIGHT_BANK.get(0xffff_ffb1), 11);
+        assert_eq!(field::OUT_PRECISION.set(4), 0x8000_0000);
+        let all = Field { lo: 0, hi: 31 };
+        assert_eq!(all.get(all.set(u32::MAX)), u32::MAX);
+    }
+
+    #[test]
+    #[should_panic(expected = "register field overflow")]
+    fn a_field_refuses_what_does_not_fit() {
+        let _ = field::DATA_BANK.set(16);
+    }
 }
