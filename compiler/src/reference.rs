@@ -4,7 +4,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use ndarray::{Array2, ArrayView2};
-use ork_formats::model::{Op, Rope};
+use ork_formats::model::{Activation, Op, Rope};
 
 /// A model with its weights widened to f32.
 pub struct Reference<'a> {
@@ -149,8 +149,10 @@ impl<'a> Reference<'a> {
                     shape,
                 );
             }
-            Op::Glu { gate, up, out, .. } => {
-                let act = slots[gate as usize].mapv(|x| x / (1.0 + (-x).exp()));
+            Op::Glu { gate, up, out, act } => {
+                let act = match act {
+                    Activation::Silu => slots[gate as usize].mapv(|x| x / (1.0 + (-x).exp())),
+                };
                 slots[out as usize] = act * &slots[up as usize];
             }
             Op::Add { x, out, scale } => {
@@ -159,6 +161,22 @@ impl<'a> Reference<'a> {
             }
         }
     }
+}
+
+/// Logits `[ids.len(), vocab]` of one sequence; keep a [`Reference`] to run several.
+///
+/// # Errors
+/// As [`Reference::new`] and [`Reference::forward`].
+pub fn forward(checkpoint: &Checkpoint, graph: &Graph, ids: &[u32]) -> Result<Vec<f32>> {
+    Reference::new(checkpoint, graph)?.forward(ids)
+}
+
+/// The `n` ids that follow greedily; keep a [`Reference`] to run several.
+///
+/// # Errors
+/// As [`Reference::new`] and [`Reference::forward`].
+pub fn greedy(checkpoint: &Checkpoint, graph: &Graph, ids: &[u32], n: usize) -> Result<Vec<u32>> {
+    Reference::new(checkpoint, graph)?.greedy(ids, n)
 }
 
 fn rotate(head: &mut [f32], rope: &Rope, position: usize) {

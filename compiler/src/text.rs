@@ -2,7 +2,7 @@
 
 use crate::checkpoint::read_json;
 use crate::error::{Error, Result};
-use kitoken::Kitoken;
+use kitoken::{InsertionPosition, Kitoken};
 use ork_formats::model::Text;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -21,9 +21,14 @@ pub fn freeze(dir: &Path, config: &Value) -> Result<(Vec<u8>, Text)> {
     })?;
     let tokenizer = Kitoken::from_tokenizers_slice(&bytes)
         .map_err(|e| Error::Input(format!("{}: cannot be frozen: {e}", path.display())))?;
-    // Prefix and suffix ids are ours to add, exactly once; the definition must not add them too.
+    // Prefix and suffix ids are ours to add, exactly once. kitoken keeps them as sequence templates
+    // for others to look up; word templates (end-of-word markers) belong to encoding and stay.
     let mut definition = tokenizer.to_definition();
-    definition.config.templates.clear();
+    use InsertionPosition::{WordContinuation, WordEnd, WordStart};
+    definition
+        .config
+        .templates
+        .retain(|t| matches!(t.position, WordStart | WordContinuation | WordEnd));
     let (prefix, suffix) = around(&json["post_processor"])
         .ok_or_else(|| Error::Input(format!("{}: post_processor is malformed", path.display())))?;
     let optional = |name: &str| match dir.join(name) {
@@ -39,10 +44,12 @@ pub fn freeze(dir: &Path, config: &Value) -> Result<(Vec<u8>, Text)> {
     let eos = settings["eos_token"]
         .as_str()
         .or(settings["eos_token"]["content"].as_str());
-    for token in json["added_tokens"].as_array().into_iter().flatten() {
-        if eos.is_some() && token["content"].as_str() == eos {
+    if let Some(eos) = eos {
+        let added = json["added_tokens"].as_array().into_iter().flatten();
+        for token in added.filter(|t| t["content"] == eos) {
             stop.extend(ids(&token["id"]));
         }
+        stop.extend(ids(&json["model"]["vocab"][eos]));
     }
     let text = Text {
         prefix,
@@ -57,7 +64,10 @@ pub fn freeze(dir: &Path, config: &Value) -> Result<(Vec<u8>, Text)> {
 fn ids(value: &Value) -> Vec<u32> {
     match value {
         Value::Array(values) => values.iter().flat_map(ids).collect(),
-        _ => value.as_u64().map(|id| id as u32).into_iter().collect(),
+        _ => {
+            let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+            id.into_iter().collect()
+        }
     }
 }
 

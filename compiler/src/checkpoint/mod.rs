@@ -1,5 +1,6 @@
 //! Reads an MLX checkpoint: `config.json` and safetensors shards, mapped, never cast.
 
+pub(crate) mod config;
 mod shards;
 
 use crate::error::{Error, Result};
@@ -43,10 +44,15 @@ impl Checkpoint {
             )));
         }
         let path = dir.join("config.json");
-        let config = read_json(&path)?;
-        let config_hash = std::fs::read(&path)
-            .map(|bytes| *blake3::hash(&bytes).as_bytes())
-            .map_err(|source| Error::Io { path, source })?;
+        let bytes = read(&path)?;
+        let config = parse(&path, &bytes)?;
+        if !config.is_object() {
+            return Err(Error::Input(format!(
+                "{}: not a JSON object; download it again",
+                path.display()
+            )));
+        }
+        let config_hash = *blake3::hash(&bytes).as_bytes();
         let mut index = BTreeMap::new();
         let mut shards = Vec::new();
         for path in shards::list(dir)? {
@@ -150,9 +156,42 @@ pub fn widen(ty: FloatType, bytes: &[u8]) -> Vec<f32> {
 /// Reads and parses a JSON file.
 ///
 /// # Errors
-/// [`Error::Input`] when it is missing or malformed.
+/// [`Error::Input`] when it is missing, malformed or only a Git-LFS pointer.
 pub fn read_json(path: &Path) -> Result<Value> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| Error::Input(format!("{}: {e}", path.display())))?;
-    serde_json::from_str(&text).map_err(|e| Error::Input(format!("{}: {e}", path.display())))
+    parse(path, &read(path)?)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => Error::Input(format!(
+            "{}: no such file; finish the download, or give the folder that has it",
+            path.display()
+        )),
+        _ => Error::Io {
+            path: path.to_path_buf(),
+            source,
+        },
+    })
+}
+
+fn parse(path: &Path, bytes: &[u8]) -> Result<Value> {
+    if bytes.starts_with(LFS_POINTER) {
+        return Err(lfs_pointer(path));
+    }
+    serde_json::from_slice(bytes).map_err(|e| {
+        Error::Input(format!(
+            "{}: malformed JSON: {e}; download it again",
+            path.display()
+        ))
+    })
+}
+
+/// How a Git-LFS pointer file starts.
+const LFS_POINTER: &[u8] = b"version https://git-lfs";
+
+fn lfs_pointer(path: &Path) -> Error {
+    Error::Input(format!(
+        "{}: a Git-LFS pointer, not the file itself; run `git lfs pull`",
+        path.display()
+    ))
 }

@@ -1,9 +1,10 @@
 //! Safetensors files: which ones belong to the model, and their tensors.
 
-use super::{Raw, read_json};
+use super::{LFS_POINTER, Raw, lfs_pointer, read_json};
 use crate::error::{Error, Result};
 use memmap2::Mmap;
 use ork_formats::model::FloatType;
+use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -49,7 +50,7 @@ pub(super) fn list(dir: &Path) -> Result<Vec<PathBuf>> {
     files.sort();
     if files.is_empty() {
         return Err(Error::Input(format!(
-            "{}: no model*.safetensors",
+            "{}: no model*.safetensors; finish the download, or give the folder that has them",
             dir.display()
         )));
     }
@@ -57,26 +58,25 @@ pub(super) fn list(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// `-00001-of-00003` sets must have every member.
+/// `model-00001-of-00003` sets must have every member.
 fn complete(dir: &Path, files: &[PathBuf]) -> Result<()> {
     for file in files {
-        let name = file
-            .file_stem()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        let Some((_, total)) = name.rsplit_once("-of-") else {
+        let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+        let Some((_, total)) = stem.rsplit_once("-of-") else {
             continue;
         };
-        for i in 1..=total.parse::<usize>().unwrap_or(0) {
-            let want = dir.join(format!("model-{i:05}-of-{total}.safetensors"));
-            if !want.is_file() {
-                return Err(Error::Input(format!(
-                    "{}: shard is missing, {} of {total} are here; finish the download",
-                    want.display(),
-                    files.len()
-                )));
-            }
+        let member = |i: usize| dir.join(format!("model-{i:05}-of-{total}.safetensors"));
+        let count = total.parse::<usize>().unwrap_or(0);
+        if let Some(want) = (1..=count).map(member).find(|want| !want.is_file()) {
+            let end = format!("-of-{total}.safetensors");
+            let here = files
+                .iter()
+                .filter(|f| f.to_string_lossy().ends_with(&end))
+                .count();
+            return Err(Error::Input(format!(
+                "{}: shard is missing, {here} of {count} are here; finish the download",
+                want.display()
+            )));
         }
     }
     Ok(())
@@ -89,16 +89,14 @@ impl Shard {
         let len = file.metadata().map_err(|e| bad(e.to_string()))?.len();
         if len < 8 {
             return Err(bad(format!(
-                "{len} bytes, too short for a safetensors file"
+                "{len} bytes, a safetensors file has at least 8; download it again"
             )));
         }
         // SAFETY: mapped read-only; a checkpoint that another process truncates meanwhile is outside
         // what any reader of mapped files can survive.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| bad(e.to_string()))?;
-        if map.starts_with(b"version https://git-lfs") {
-            return Err(bad(
-                "a Git-LFS pointer, not the weights; run `git lfs pull`".into(),
-            ));
+        if map.starts_with(LFS_POINTER) {
+            return Err(lfs_pointer(path));
         }
         let (header, metadata) =
             SafeTensors::read_metadata(&map).map_err(|e| bad(describe(&map, &e)))?;
@@ -146,11 +144,30 @@ impl Shard {
     }
 }
 
-/// The crate's own message, with the lengths when the file was cut.
-fn describe(map: &[u8], error: &safetensors::SafeTensorError) -> String {
-    let header = u64::from_le_bytes(map[..8].try_into().expect("8 bytes"));
-    format!(
-        "{error} (header of {header} bytes, file of {}); download it again",
-        map.len()
-    )
+/// The crate's own message, or both lengths when the header and the file disagree about them.
+fn describe(map: &[u8], error: &SafeTensorError) -> String {
+    match expected_length(map) {
+        Some(want) if want != map.len() as u64 => format!(
+            "{} bytes, its header says {want}; download it again",
+            map.len()
+        ),
+        _ => format!("{error}; download it again"),
+    }
+}
+
+/// Bytes that the file should have; only of the header when that itself was cut.
+fn expected_length(map: &[u8]) -> Option<u64> {
+    let header = u64::from_le_bytes(map.get(..8)?.try_into().ok()?);
+    let data = header.checked_add(8)?;
+    let Some(text) = map.get(8..usize::try_from(data).ok()?) else {
+        // A JSON header starts with a brace: otherwise this never was a safetensors file.
+        return (map.get(8) == Some(&b'{')).then_some(data);
+    };
+    let json: serde_json::Value = serde_json::from_slice(text).ok()?;
+    let ends = json.as_object()?.values();
+    let end = ends
+        .filter_map(|t| t["data_offsets"][1].as_u64())
+        .max()
+        .unwrap_or(0);
+    data.checked_add(end)
 }

@@ -2,9 +2,9 @@
 
 use super::{Graph, Role, TensorDecl};
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::config::Config;
 use crate::error::{Error, Result};
 use ork_formats::model::{Activation, Cache, FloatType, Model, Op, Rope, TensorId};
-use serde_json::Value;
 
 /// Activation slots and their purpose.
 mod slot {
@@ -17,20 +17,6 @@ mod slot {
     pub(super) const PROJECTED: u32 = 6;
     pub(super) const GATE: u32 = 7;
     pub(super) const UP: u32 = 8;
-}
-
-fn number(config: &Value, key: &str) -> Result<u32> {
-    let value = config[key].as_u64().filter(|v| (1..1 << 20).contains(v));
-    value.map(|v| v as u32).ok_or_else(|| {
-        Error::Input(format!(
-            "config.json: {key} is {}, expected a positive integer",
-            config[key]
-        ))
-    })
-}
-
-fn flag(config: &Value, key: &str, default: bool) -> bool {
-    config[key].as_bool().unwrap_or(default)
 }
 
 struct Builder {
@@ -69,39 +55,38 @@ impl Builder {
 }
 
 pub(super) fn build(checkpoint: &Checkpoint, family: &str) -> Result<Graph> {
-    let config = &checkpoint.config;
-    let hidden = number(config, "hidden_size")?;
-    let mlp = number(config, "intermediate_size")?;
-    let layers = number(config, "num_hidden_layers")?;
-    let heads = number(config, "num_attention_heads")?;
-    let kv_heads = match config["num_key_value_heads"] {
-        Value::Null => heads,
-        _ => number(config, "num_key_value_heads")?,
-    };
-    let head_dim = match config["head_dim"] {
-        Value::Null => hidden / heads,
-        _ => number(config, "head_dim")?,
-    };
-    if heads % kv_heads != 0 {
+    let config = Config::new(&checkpoint.config, "config.json");
+    let hidden = config.count("hidden_size")?;
+    let mlp = config.count("intermediate_size")?;
+    let layers = config.layers("num_hidden_layers")?;
+    let heads = config.count("num_attention_heads")?;
+    let kv_heads = config.count_or("num_key_value_heads", heads)?;
+    if !heads.is_multiple_of(kv_heads) {
         return Err(Error::Input(format!(
-            "config.json: {heads} attention heads over {kv_heads} key-value heads"
+            "config.json: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}; correct one"
         )));
     }
-    let vocab = number(config, "vocab_size")?;
-    let context = number(config, "max_position_embeddings")?;
-    let eps = config["rms_norm_eps"]
-        .as_f64()
-        .ok_or_else(|| Error::Input("config.json: rms_norm_eps is missing".into()))?
-        as f32;
-    let activation = config["hidden_act"].as_str().unwrap_or("silu");
+    let head_dim = head_dim(config, hidden, heads)?;
+    let width = |heads: u32| {
+        heads.checked_mul(head_dim).ok_or_else(|| {
+            Error::Input(format!(
+                "config.json: {heads} heads of head_dim {head_dim} are too wide; correct head_dim"
+            ))
+        })
+    };
+    let (q, kv) = (width(heads)?, width(kv_heads)?);
+    let vocab = config.count("vocab_size")?;
+    let context = config.count("max_position_embeddings")?;
+    let eps = config.positive("rms_norm_eps")? as f32;
+    let activation = config.text("hidden_act")?.unwrap_or("silu");
     if activation != "silu" {
         return Err(Error::Input(format!(
-            "config.json: hidden_act \"{activation}\", a {family} model has silu"
+            "config.json: hidden_act \"{activation}\" is not supported; a {family} model has silu"
         )));
     }
-    let (q, kv) = (heads * head_dim, kv_heads * head_dim);
-    let attention_bias = flag(config, "attention_bias", false);
-    let mlp_bias = flag(config, "mlp_bias", false);
+    let windows = windows(config, layers)?;
+    let attention_bias = config.flag("attention_bias", false)?;
+    let mlp_bias = config.flag("mlp_bias", false)?;
     let mut b = Builder {
         tensors: Vec::new(),
         ops: Vec::new(),
@@ -118,7 +103,7 @@ pub(super) fn build(checkpoint: &Checkpoint, family: &str) -> Result<Graph> {
         out: slot::RESIDUAL,
         scale: 1.0,
     });
-    for layer in 0..layers {
+    for (layer, window) in (0..layers).zip(windows) {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         b.norm(name("input_layernorm.weight"), hidden);
         for (part, n, out) in [
@@ -143,7 +128,7 @@ pub(super) fn build(checkpoint: &Checkpoint, family: &str) -> Result<Graph> {
             out: slot::MIXED,
             heads,
             scale: 1.0 / (head_dim as f32).sqrt(),
-            window: 0,
+            window,
             cache: layer,
         });
         b.linear(
@@ -186,7 +171,7 @@ pub(super) fn build(checkpoint: &Checkpoint, family: &str) -> Result<Graph> {
         b.ops.push(add);
     }
     b.norm("model.norm.weight".into(), hidden);
-    let head = match flag(config, "tie_word_embeddings", true) {
+    let head = match config.flag("tie_word_embeddings", true)? {
         true => table,
         false => b.tensor("lm_head.weight".into(), vocab, hidden, Role::Embedding),
     };
@@ -207,43 +192,98 @@ pub(super) fn build(checkpoint: &Checkpoint, family: &str) -> Result<Graph> {
     })
 }
 
+/// Elements per head; even, since rotary embedding works on pairs.
+fn head_dim(config: Config<'_>, hidden: u32, heads: u32) -> Result<u32> {
+    if !config.has("head_dim") && !hidden.is_multiple_of(heads) {
+        return Err(Error::Input(format!(
+            "config.json: hidden_size {hidden} is no multiple of num_attention_heads {heads}; give head_dim"
+        )));
+    }
+    match config.count_or("head_dim", hidden / heads)? {
+        dim if dim.is_multiple_of(2) => Ok(dim),
+        dim => Err(Error::Input(format!(
+            "config.json: head_dim {dim} is odd, rotary embedding needs pairs; correct head_dim"
+        ))),
+    }
+}
+
+/// Attention window of each layer, 0 for unlimited. As in mlx-lm only `layer_types` turns windows
+/// on: a `sliding_window` alone, which many mistral configs carry, changes nothing.
+fn windows(config: Config<'_>, layers: u32) -> Result<Vec<u32>> {
+    let Some(kinds) = config.texts("layer_types")? else {
+        return Ok(vec![0; layers as usize]);
+    };
+    if kinds.len() != layers as usize {
+        return Err(Error::Input(format!(
+            "config.json: layer_types has {} entries, num_hidden_layers is {layers}; correct one",
+            kinds.len()
+        )));
+    }
+    kinds
+        .into_iter()
+        .map(|kind| match kind {
+            "full_attention" => Ok(0),
+            "sliding_attention" => config.count("sliding_window"),
+            other => Err(Error::Input(format!(
+                "config.json: layer type \"{other}\" is not supported; supported are full_attention, sliding_attention"
+            ))),
+        })
+        .collect()
+}
+
 /// Frequencies in f64 through `libm`, so that every host computes the same bits.
-fn rope(config: &Value, dims: u32) -> Result<Rope> {
-    let parameters = &config["rope_parameters"];
-    let theta = [&config["rope_theta"], &parameters["rope_theta"]]
-        .into_iter()
-        .find_map(Value::as_f64)
-        .ok_or_else(|| Error::Input("config.json: rope_theta is missing".into()))?;
-    let scaling = match &config["rope_scaling"] {
-        Value::Null => parameters,
-        scaling => scaling,
+fn rope(config: Config<'_>, dims: u32) -> Result<Rope> {
+    // Newer configs move theta and the scaling into rope_parameters.
+    let parameters = config.object("rope_parameters")?;
+    let theta = match parameters {
+        Some(nested) if !config.has("rope_theta") => nested.positive("rope_theta")?,
+        _ => config.positive("rope_theta")?,
     };
-    let kind = [&scaling["rope_type"], &scaling["type"]]
-        .into_iter()
-        .find_map(Value::as_str)
-        .unwrap_or("default");
-    let get = |key: &str| {
-        scaling[key]
-            .as_f64()
-            .ok_or_else(|| Error::Input(format!("config.json: rope scaling {kind} without {key}")))
-    };
+    let scaling = config.object("rope_scaling")?.or(parameters);
+    for place in [Some(config), parameters].into_iter().flatten() {
+        if place.has("partial_rotary_factor") && place.positive("partial_rotary_factor")? != 1.0 {
+            return Err(Error::Input(
+                "config.json: partial_rotary_factor other than 1 is not supported in this family"
+                    .into(),
+            ));
+        }
+    }
     let mut frequencies: Vec<f64> = (0..dims / 2)
         .map(|i| libm::pow(theta, -f64::from(2 * i) / f64::from(dims)))
         .collect();
+    if let Some(scaling) = scaling {
+        scale(&mut frequencies, scaling)?;
+    }
+    Ok(Rope {
+        inv_freq: frequencies.into_iter().map(|f| f as f32).collect(),
+        magnitude: 1.0,
+        interleaved: config.flag("rope_traditional", false)?,
+    })
+}
+
+/// Applies the context extension that `scaling` names.
+fn scale(frequencies: &mut [f64], scaling: Config<'_>) -> Result<()> {
+    let kind = match scaling.text("rope_type")? {
+        Some(kind) => kind,
+        None => scaling.text("type")?.unwrap_or("default"),
+    };
     match kind {
         "default" => {}
         "linear" => {
-            let factor = get("factor")?;
+            let factor = scaling.positive("factor")?;
             frequencies.iter_mut().for_each(|f| *f /= factor);
         }
         "llama3" => {
-            let (factor, low, high) = (
-                get("factor")?,
-                get("low_freq_factor")?,
-                get("high_freq_factor")?,
-            );
-            let old = get("original_max_position_embeddings")?;
-            for f in &mut frequencies {
+            let factor = scaling.positive("factor")?;
+            let low = scaling.positive("low_freq_factor")?;
+            let high = scaling.positive("high_freq_factor")?;
+            let old = scaling.positive("original_max_position_embeddings")?;
+            if high <= low {
+                return Err(Error::Input(format!(
+                    "config.json: high_freq_factor {high} must exceed low_freq_factor {low}; correct one"
+                )));
+            }
+            for f in frequencies {
                 let wavelength = std::f64::consts::TAU / *f;
                 if old / low < wavelength {
                     *f /= factor;
@@ -259,9 +299,5 @@ fn rope(config: &Value, dims: u32) -> Result<Rope> {
             )));
         }
     }
-    Ok(Rope {
-        inv_freq: frequencies.into_iter().map(|f| f as f32).collect(),
-        magnitude: 1.0,
-        interleaved: flag(config, "rope_traditional", false),
-    })
+    Ok(())
 }

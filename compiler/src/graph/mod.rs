@@ -3,8 +3,10 @@
 mod llama;
 
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::config::Config;
 use crate::error::{Error, Result};
 use ork_formats::model::Model;
+use std::collections::HashSet;
 
 /// What a tensor is for; decides its engines and forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +48,9 @@ pub struct Graph {
 /// # Errors
 /// [`Error::Input`] for an unknown family, a missing, misshapen or unexpected tensor.
 pub fn build(checkpoint: &Checkpoint) -> Result<Graph> {
-    let family = checkpoint.config["model_type"].as_str().unwrap_or("");
+    let family = Config::new(&checkpoint.config, "config.json")
+        .text("model_type")?
+        .unwrap_or("");
     let graph = match family {
         "llama" | "mistral" => llama::build(checkpoint, family)?,
         other => {
@@ -63,19 +67,20 @@ pub fn build(checkpoint: &Checkpoint) -> Result<Graph> {
         };
         if shape != want {
             return Err(Error::Input(format!(
-                "tensor {}: shape {shape:?}, config.json says {want:?}",
+                "tensor {}: shape {shape:?}, config.json says {want:?}; the two are of different models",
                 decl.name
             )));
         }
     }
+    let declared: HashSet<&str> = graph.tensors.iter().map(|t| t.name.as_str()).collect();
     let tied = graph.tensors[graph.model.head as usize].name != "lm_head.weight";
     for name in checkpoint.names() {
-        let known = graph.tensors.iter().any(|t| t.name == name)
+        let known = declared.contains(name)
             || name.ends_with(".rotary_emb.inv_freq")
             || (tied && name.starts_with("lm_head."));
         if !known {
             return Err(Error::Input(format!(
-                "tensor {name} is unexpected in a {family} model of this config"
+                "tensor {name} is unexpected in a {family} model of this config.json; remove it or use the right config"
             )));
         }
     }
