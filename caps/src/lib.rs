@@ -4,8 +4,12 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+mod rk3576;
+mod rk3583;
 mod rk3588;
 
+pub use rk3576::RK3576;
+pub use rk3583::RK3583;
 pub use rk3588::RK3588;
 
 /// How far a number can be trusted.
@@ -54,8 +58,11 @@ pub struct Caps {
     pub name: &'static str,
     /// Device-tree `compatible` strings.
     pub compatible: &'static [&'static str],
-    /// The weakest status among the numbers that decide correctness.
+    /// The weakest status among the numbers that decide correctness; [`Status::Inherited`] rows are
+    /// compiled for only on request, because a bad stream costs a power cycle.
     pub status: Status,
+    /// What is known to differ from the sibling it was copied from, or to go wrong; empty for none.
+    pub notes: &'static str,
     /// NPU cores.
     pub cores: Fact<u32>,
     /// Contracted length of a scheduled program is a multiple of this.
@@ -105,6 +112,47 @@ pub struct Caps {
 }
 
 impl Caps {
+    /// The same numbers for a sibling chip: every status becomes [`Status::Inherited`], except what
+    /// is this project's own policy.
+    const fn inherited(&self) -> Self {
+        const fn fact<T: Copy>(fact: Fact<T>) -> Fact<T> {
+            Fact {
+                status: match fact.status {
+                    Status::Policy => Status::Policy,
+                    _ => Status::Inherited,
+                },
+                ..fact
+            }
+        }
+        Self {
+            status: Status::Inherited,
+            cores: fact(self.cores),
+            k_granule: fact(self.k_granule),
+            k_max: fact(self.k_max),
+            k_hw_granule: fact(self.k_hw_granule),
+            n_granule: fact(self.n_granule),
+            n_max: fact(self.n_max),
+            row_granule: fact(self.row_granule),
+            m_caps: fact(self.m_caps),
+            cbuf_banks: fact(self.cbuf_banks),
+            cbuf_bank_bytes: fact(self.cbuf_bank_bytes),
+            cbuf_line_bytes: fact(self.cbuf_line_bytes),
+            address_align: fact(self.address_align),
+            iova_budget: fact(self.iova_budget),
+            iova_margin: fact(self.iova_margin),
+            extent_max: fact(self.extent_max),
+            page: fact(self.page),
+            task_bytes: fact(self.task_bytes),
+            max_tasks: fact(self.max_tasks),
+            chunk_default: fact(self.chunk_default),
+            chunk_max: fact(self.chunk_max),
+            driver_min: fact(self.driver_min),
+            dram_mb_s: fact(self.dram_mb_s),
+            npu_gop_s: fact(self.npu_gop_s),
+            ..*self
+        }
+    }
+
     /// Most rows of one program that contracts `k` elements; `None` where no source has a number.
     #[must_use]
     pub fn m_cap(&self, k: u32) -> Option<u32> {
@@ -166,7 +214,7 @@ impl Fnv {
 /// What `--soc` means when it is not given.
 pub const DEFAULT: &Caps = &RK3588;
 
-const ALL: &[&Caps] = &[&RK3588];
+const ALL: &[&Caps] = &[&RK3588, &RK3583, &RK3576];
 
 /// Every SoC this project knows.
 #[must_use]
@@ -209,6 +257,18 @@ mod tests {
         assert_eq!(find("RK3588").unwrap().name, "rk3588");
         assert_eq!(find_compatible("rockchip,rk3588s").unwrap().name, "rk3588");
         assert!(find("rk9999").is_none());
+    }
+
+    #[test]
+    fn siblings_say_that_they_are_copies() {
+        for caps in [&RK3583, &RK3576] {
+            assert_eq!(caps.status, Status::Inherited);
+            assert!(!caps.notes.is_empty());
+            caps.numbers(|field, _, _, _, status| {
+                assert_ne!(status, Status::Measured, "{} {field}", caps.name);
+            });
+            assert_ne!(caps.fingerprint(), RK3588.fingerprint());
+        }
     }
 
     #[test]

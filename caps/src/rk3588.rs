@@ -35,6 +35,7 @@ pub const RK3588: Caps = Caps {
     name: "rk3588",
     compatible: &["rockchip,rk3588", "rockchip,rk3588s"],
     status: Status::Measured,
+    notes: "",
     cores: measured(3, "cores", "vendor kernel rknpu_drv.c, ork-driver src/soc"),
     k_granule: measured(
         512,
