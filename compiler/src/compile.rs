@@ -29,6 +29,8 @@ pub struct Options {
     pub output: PathBuf,
     /// Name of the SoC, as caps know it.
     pub soc: String,
+    /// Compile for a SoC whose limits nobody has checked on silicon.
+    pub allow_unvalidated: bool,
     /// Rows of a prefill chunk; `None` takes the SoC's default.
     pub chunk: Option<u32>,
     /// NPU cores to compile for; `None` takes all.
@@ -53,6 +55,7 @@ impl Options {
             checkpoint,
             output,
             soc: ork_caps::DEFAULT.name.into(),
+            allow_unvalidated: false,
             chunk: None,
             cores: None,
             lossless: false,
@@ -111,6 +114,7 @@ pub fn compile(options: &Options) -> Result<Report> {
             hash: Some(written.hash),
             file_bytes: std::fs::metadata(&options.output).map(|m| m.len()).ok(),
             seconds: Some(started.elapsed().as_secs_f64()),
+            provenance: false,
         },
     ))
 }
@@ -134,6 +138,12 @@ impl Target {
                 known.join(", ")
             )));
         };
+        if caps.status == ork_caps::Status::Inherited && !options.allow_unvalidated {
+            return Err(Error::Mismatch(format!(
+                "{}: {}; pass --allow-unvalidated to compile for it all the same",
+                caps.name, caps.notes
+            )));
+        }
         let cores = options.cores.unwrap_or(caps.cores.value);
         if !(1..=caps.cores.value).contains(&cores) {
             return usage(format!(

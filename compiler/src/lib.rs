@@ -1,6 +1,7 @@
 //! The orkpack compiler: an MLX checkpoint becomes a self-contained `.orkpack`.
 #![forbid(unsafe_op_in_unsafe_fn)]
 
+pub mod against;
 pub mod checkpoint;
 pub mod compile;
 pub mod emit;
@@ -9,6 +10,7 @@ pub mod graph;
 pub mod memory;
 pub mod pack;
 pub mod place;
+pub mod programs;
 pub mod quantize;
 pub mod reference;
 pub mod report;

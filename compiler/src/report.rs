@@ -16,6 +16,10 @@ pub struct Report {
     pub caps_status: &'static str,
     /// The checkpoint's `model_type`.
     pub family: String,
+    /// `orkc` version that compiled it.
+    pub compiler: String,
+    /// (file, BLAKE3 hex) of every source file; shown when asked for.
+    pub sources: Vec<(String, String)>,
     /// Options the pack was compiled with.
     pub options: Vec<(String, String)>,
     /// Tensors with an NPU form.
@@ -63,6 +67,8 @@ pub struct Facts {
     pub file_bytes: Option<u64>,
     /// Wall-clock time.
     pub seconds: Option<f64>,
+    /// Show where the pack came from.
+    pub provenance: bool,
 }
 
 impl Report {
@@ -76,6 +82,16 @@ impl Report {
             soc: caps.name,
             caps_status: caps.status.word(),
             family: manifest.provenance.family.clone(),
+            compiler: manifest.provenance.compiler.clone(),
+            sources: match facts.provenance {
+                true => manifest
+                    .provenance
+                    .sources
+                    .iter()
+                    .map(|(name, hash)| (name.clone(), hex(hash)))
+                    .collect(),
+                false => Vec::new(),
+            },
             options: manifest.provenance.options.clone(),
             npu_tensors: forms().count(),
             host_tensors: count_forms(&manifest.tensors),
@@ -97,12 +113,14 @@ impl Report {
             padding_bytes: manifest.tensors.iter().map(padding).sum(),
             max_accumulator: facts.accumulator,
             file_bytes: facts.file_bytes,
-            hash: facts
-                .hash
-                .map(|h| h.iter().map(|b| format!("{b:02x}")).collect()),
+            hash: facts.hash.map(|h| hex(&h)),
             seconds: facts.seconds,
         }
     }
+}
+
+fn hex(hash: &[u8; 32]) -> String {
+    hash.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 fn padding(tensor: &Tensor) -> u64 {
@@ -142,7 +160,11 @@ impl fmt::Display for Report {
         let mut line = |name: &str, value: String| writeln!(f, "{name:<22} {value}");
         line("SoC", format!("{} (limits {})", self.soc, self.caps_status))?;
         line("Model", self.family.clone())?;
+        line("Compiler", format!("orkc {}", self.compiler))?;
         line("Options", options.join(" "))?;
+        for (name, hash) in &self.sources {
+            line("Source", format!("{hash} {name}"))?;
+        }
         line("Tensors on NPU", self.npu_tensors.to_string())?;
         line("Tensors on CPU", host.join(", "))?;
         line("Host bytes", mib(self.host_bytes))?;

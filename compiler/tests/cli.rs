@@ -229,3 +229,129 @@ fn sharded_checkpoints_compile_to_the_same_tensors() {
     };
     assert!(host(&checkpoint, "a.orkpack") == host(&fixture(), "b.orkpack"));
 }
+
+/// Every fact of caps is shown, differences are found, unproven chips ask first.
+#[test]
+fn caps_are_listed_shown_and_compared() {
+    let text = |args: &[&str]| {
+        let done = orkc(args);
+        assert_eq!(done.status.code(), Some(0), "{done:?}");
+        String::from_utf8(done.stdout).unwrap()
+    };
+    let list = text(&["caps", "list"]);
+    assert!(list.contains("rk3588") && list.contains("rk3576"), "{list}");
+    let show = text(&["caps", "show", "rk3588"]);
+    assert!(
+        show.contains("iova_budget") && show.contains("measured"),
+        "{show}"
+    );
+    let json: serde_json::Value =
+        serde_json::from_str(&text(&["caps", "show", "rk3576", "--json"])).unwrap();
+    assert_eq!(json["limits"]["cores"]["value"], 2);
+    assert!(text(&["caps", "diff", "rk3588", "rk3583"]).contains("cores"));
+    assert_eq!(text(&["caps", "diff", "rk3588", "rk3588"]), "");
+    assert_eq!(orkc(&["caps", "show", "rk1"]).status.code(), Some(5));
+
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("o.orkpack");
+    let mut args = vec![
+        "compile",
+        "",
+        "-o",
+        out.to_str().unwrap(),
+        "--soc",
+        "rk3576",
+        "-q",
+    ];
+    let source = fixture();
+    args[1] = source.to_str().unwrap();
+    let refused = orkc(&args);
+    assert_eq!(refused.status.code(), Some(5));
+    assert!(
+        String::from_utf8(refused.stderr)
+            .unwrap()
+            .contains("--allow-unvalidated")
+    );
+    args.push("--allow-unvalidated");
+    assert_eq!(orkc(&args).status.code(), Some(0));
+    text(&[
+        "verify",
+        out.to_str().unwrap(),
+        "--against",
+        source.to_str().unwrap(),
+    ]);
+}
+
+#[test]
+fn verify_recomputes_slices_from_the_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = copy(dir.path());
+    let out = dir.path().join("o.orkpack");
+    let (source, pack) = (checkpoint.to_str().unwrap(), out.to_str().unwrap());
+    assert_eq!(
+        orkc(&["compile", source, "-q", "-o", pack]).status.code(),
+        Some(0)
+    );
+    assert_eq!(
+        orkc(&["verify", pack, "--against", source]).status.code(),
+        Some(0)
+    );
+    edit_weights(&checkpoint, |t| t.get_mut(UP).unwrap().2[0] ^= 1);
+    let done = orkc(&["verify", pack, "--against", source]);
+    assert_eq!(done.status.code(), Some(7));
+    assert!(String::from_utf8(done.stderr).unwrap().contains(UP));
+    let mut bytes = std::fs::read(&out).unwrap();
+    bytes[70_000] ^= 1;
+    std::fs::write(&out, bytes).unwrap();
+    let done = orkc(&["verify", pack]);
+    assert_eq!(done.status.code(), Some(7), "{done:?}");
+}
+
+#[test]
+fn programs_are_listed_and_disassembled() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("o.orkpack");
+    let (source, pack) = (fixture(), out.to_str().unwrap());
+    let compiled = orkc(&["compile", source.to_str().unwrap(), "-q", "-o", pack]);
+    assert_eq!(compiled.status.code(), Some(0));
+    let done = orkc(&["inspect", pack, "--programs", "--json"]);
+    let list: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+    let first = &list[0];
+    for key in [
+        "id",
+        "tensor",
+        "m",
+        "k",
+        "n",
+        "core",
+        "row_class",
+        "entries",
+        "next",
+    ] {
+        assert!(first.get(key).is_some(), "{key} in {first}");
+    }
+    let done = orkc(&["inspect", pack, "--program", "0"]);
+    let text = String::from_utf8(done.stdout).unwrap();
+    assert!(text.contains("FEATURE_DATA_ADDR"), "{text}");
+    let raw = dir.path().join("raw");
+    let args = [
+        "inspect",
+        pack,
+        "--program",
+        "0",
+        "--raw",
+        raw.to_str().unwrap(),
+    ];
+    assert_eq!(orkc(&args).status.code(), Some(0));
+    assert_eq!(
+        std::fs::metadata(raw.join("regcmd.bin")).unwrap().len() % 896,
+        0
+    );
+    assert_eq!(
+        orkc(&args).status.code(),
+        Some(2),
+        "an existing directory is kept"
+    );
+    let missing = orkc(&["inspect", pack, "--program", "99999"]);
+    assert_eq!(missing.status.code(), Some(2));
+}

@@ -1,0 +1,91 @@
+//! `orkc compile`
+
+use super::{io, print};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ork_compiler::compile::{Options, compile};
+use ork_compiler::error::Result;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+#[derive(Args)]
+pub(crate) struct CompileArgs {
+    /// Checkpoint directory
+    checkpoint: PathBuf,
+    /// Pack to write
+    #[arg(short, long)]
+    output: PathBuf,
+    /// Target SoC
+    #[arg(long, default_value = ork_caps::DEFAULT.name)]
+    soc: String,
+    /// Compile for a SoC whose limits nobody has checked on silicon
+    #[arg(long)]
+    allow_unvalidated: bool,
+    /// Rows of a prefill chunk [default: the SoC's]
+    #[arg(long)]
+    chunk: Option<u32>,
+    /// NPU cores [default: all of the SoC]
+    #[arg(long)]
+    cores: Option<u32>,
+    /// Keep the source floats and stay off the NPU
+    #[arg(long)]
+    lossless: bool,
+    /// Threads; never changes the result [default: one per CPU]
+    #[arg(long)]
+    jobs: Option<usize>,
+    /// Replace an existing pack
+    #[arg(long)]
+    force: bool,
+    /// Print the summary as JSON
+    #[arg(long)]
+    json: bool,
+    /// No progress, no summary
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// A first SIGINT or SIGTERM stops the compile between two tensors and leaves nothing behind; a second
+/// one ends the process as usual.
+fn stop_on_signals() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        flag::register_conditional_default(signal, Arc::clone(&stop))
+            .and_then(|_| flag::register(signal, Arc::clone(&stop)))
+            .map_err(io(Path::new("signal handler")))?;
+    }
+    Ok(stop)
+}
+
+pub(crate) fn run(args: CompileArgs) -> Result<()> {
+    let report = compile(&Options {
+        checkpoint: args.checkpoint,
+        output: args.output,
+        soc: args.soc,
+        allow_unvalidated: args.allow_unvalidated,
+        chunk: args.chunk,
+        cores: args.cores,
+        lossless: args.lossless,
+        jobs: args.jobs,
+        force: args.force,
+        progress: progress(args.quiet),
+        stop: stop_on_signals()?,
+    })?;
+    if args.quiet && !args.json {
+        return Ok(());
+    }
+    print(&report, args.json)
+}
+
+/// A bar on stderr, only where somebody watches.
+fn progress(quiet: bool) -> ProgressBar {
+    if quiet || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{wide_bar} {bytes}/{total_bytes} {eta}")
+        .expect("the template is constant");
+    ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style)
+}
