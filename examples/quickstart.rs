@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut sampler = Sampler::new(0.8, 40, 0.95, 1);
     generate::generate(&mut session, &tokenizer, &ids, 160, &mut sampler, |piece| {
         print!("{piece}");
-        std::io::stdout().flush().is_ok()
+        Ok(std::io::stdout().flush().is_ok())
     })?;
     println!();
     Ok(())

@@ -1,6 +1,7 @@
 //! Cut, flipped and forged packs: always a specific error, never a panic.
 
 use ork_compiler::compile::{self, Options};
+use ork_formats::model::{HostForm, Manifest, Op};
 use ork_formats::pack::{HEADER_BYTES, PackError, Reader};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -138,7 +139,7 @@ fn forged_streams_and_relocations_are_refused() {
     for _ in 0..300 {
         let at = random.below(sections[2].stored as usize);
         let error = forge(2, &|s| s[at] ^= 1 << (at % 8));
-        // The grains hint of a program has other legal values; every other bit is watched.
+        // Every bit but those of the grains hint is watched; no flip of this seed makes a legal hint.
         let named = matches!(error, PackError::Program { .. } | PackError::Reloc { .. });
         assert!(named, "program byte {at}: {error}");
         let at = random.below(sections[3].stored as usize);
@@ -147,5 +148,161 @@ fn forged_streams_and_relocations_are_refused() {
             matches!(error, PackError::Reloc { .. }),
             "reloc byte {at}: {error}"
         );
+    }
+}
+
+/// Re-encodes a changed manifest with every hash and length made right.
+fn forge_manifest(change: impl FnOnce(&mut Manifest)) -> PackError {
+    let good = pack();
+    let reader = Reader::parse(good).unwrap();
+    let mut manifest = reader.manifest().clone();
+    change(&mut manifest);
+    let raw = bincode::serde::encode_to_vec(&manifest, bincode::config::standard()).unwrap();
+    let stored = zstd::bulk::compress(&raw, 1).unwrap();
+    // The manifest is the last section.
+    let index = reader.sections().len() - 1;
+    let start = reader.sections()[index].offset as usize;
+    let mut bytes = [&good[..start], &stored].concat();
+    let row = 64 + index * 64;
+    let total = bytes.len() as u64;
+    bytes[row + 16..row + 24].copy_from_slice(&(stored.len() as u64).to_le_bytes());
+    bytes[row + 24..row + 32].copy_from_slice(&(raw.len() as u64).to_le_bytes());
+    bytes[row + 32..row + 64].copy_from_slice(blake3::hash(&stored).as_bytes());
+    bytes[16..24].copy_from_slice(&total.to_le_bytes());
+    sign_header(&mut bytes);
+    match Reader::parse(&bytes) {
+        Err(error) => error,
+        Ok(_) => panic!("the forged manifest passed"),
+    }
+}
+
+/// One forged manifest per rule; each must be refused with words that name what is wrong.
+#[test]
+fn forged_manifests_are_refused() {
+    type Forgery = (&'static str, fn(&mut Manifest));
+    let npu = |m: &mut Manifest| m.tensors.iter().position(|t| t.npu.is_some()).unwrap();
+    let cases: &[Forgery] = &[
+        ("slot", |m| m.model.hidden = 999),
+        ("activation slots", |m| m.model.slots.clear()),
+        ("slot width", |m| m.model.slots[0] = u32::MAX),
+        ("vocab", |m| m.model.vocab = 0),
+        ("context", |m| m.model.context = u32::MAX),
+        ("cache width", |m| m.model.caches[0].head_dim = u32::MAX),
+        ("rope", |m| m.model.ropes[0].inv_freq.clear()),
+        ("finite", |m| m.model.ropes[0].inv_freq[0] = f32::NAN),
+        ("tensor", |m| m.model.head = 10_000),
+        ("prompt id", |m| m.text.prefix = vec![1 << 30]),
+        ("cache 0 serves", |m| {
+            let op = m
+                .model
+                .ops
+                .iter_mut()
+                .find(|o| matches!(o, Op::Attention { .. }));
+            if let Some(Op::Attention { cache, .. }) = op {
+                *cache = 1;
+            }
+        }),
+        ("attention over", |m| {
+            for op in &mut m.model.ops {
+                if let Op::Attention { q, out, .. } = op {
+                    *out = *q;
+                }
+            }
+        }),
+        ("added to slot", |m| {
+            for op in &mut m.model.ops {
+                if let Op::Add { x, out, .. } = op {
+                    *x = *out;
+                }
+            }
+        }),
+        ("its shape needs", |m| m.tensors[0].n += 16),
+        ("the op needs", |m| m.model.vocab /= 2),
+        ("exceed the host", |m| {
+            if let HostForm::Int8 { at, .. } = &mut m.tensors[0].host {
+                at.offset = !63;
+            }
+        }),
+        ("aligned", |m| {
+            if let HostForm::Int8 { at, .. } = &mut m.tensors[0].host {
+                at.offset += 1;
+            }
+        }),
+        ("without an NPU plan", |m| m.npu = None),
+        ("cores", |m| m.npu.as_mut().unwrap().cores = 99),
+        ("chunk", |m| m.npu.as_mut().unwrap().chunk = 4096),
+        ("chunk", |m| m.npu.as_mut().unwrap().half_rows = 63),
+        ("extent 0 has", |m| {
+            m.npu.as_mut().unwrap().extents[0].bytes = 1 << 40
+        }),
+        ("out of order", |m| {
+            m.npu.as_mut().unwrap().extents.reverse()
+        }),
+        ("A buffers overlap", |m| {
+            let plan = m.npu.as_mut().unwrap();
+            plan.a_buffers[1] = plan.a_buffers[0];
+        }),
+        ("program bytes", |m| {
+            m.npu.as_mut().unwrap().programs.truncate(1)
+        }),
+    ];
+    for (word, change) in cases {
+        let error = forge_manifest(change);
+        assert!(matches!(error, PackError::Model(_)), "{word}: {error}");
+        assert!(error.to_string().contains(word), "{word:?} not in: {error}");
+    }
+    let form = |change: fn(&mut ork_formats::model::NpuForm)| {
+        forge_manifest(|m| {
+            let index = npu(m);
+            change(m.tensors[index].npu.as_mut().unwrap());
+        })
+    };
+    for error in [
+        form(|f| (f.slice_k, f.k_slices) = (u32::MAX, u32::MAX)),
+        form(|f| f.k_slices = 0),
+        form(|f| f.blocks[0].n0 = 7),
+        form(|f| f.blocks[0].at.extent = 77),
+        form(|f| f.blocks[0].at.offset = !15),
+        form(|f| f.blocks.push(f.blocks[0])),
+        form(|f| f.chains[0].first = u32::MAX),
+        form(|f| f.chains[0].count = u32::MAX),
+        form(|f| f.chains[0].core = 9),
+        form(|f| f.chains.push(f.chains[0])),
+        form(|f| f.chains.truncate(1)),
+    ] {
+        assert!(matches!(error, PackError::Model(_)), "{error}");
+    }
+    let program = |change: fn(&mut ork_formats::model::Program)| {
+        forge_manifest(|m| change(&mut m.npu.as_mut().unwrap().programs[0]))
+    };
+    for error in [
+        program(|p| p.m = 0),
+        program(|p| p.k *= 2),
+        program(|p| p.n = u32::MAX),
+        program(|p| p.row0 = u32::MAX),
+        program(|p| p.a.offset += 64),
+        program(|p| p.w.offset += 1024),
+        program(|p| p.c.extent = 0),
+        program(|p| p.c.offset = !15),
+    ] {
+        assert!(matches!(error, PackError::Model(_)), "{error}");
+    }
+    // A result moved elsewhere in the ring contradicts its relocation.
+    let moved = program(|p| p.c.offset += 16);
+    assert!(
+        matches!(moved, PackError::Model(_) | PackError::Reloc { .. }),
+        "{moved}"
+    );
+}
+
+/// Reserved header bytes are zero, whatever the checksum says.
+#[test]
+fn reserved_bytes_are_checked() {
+    for at in [48, 63, 68, 64 + 6 * 64, HEADER_BYTES - 33, 40] {
+        let mut bytes = pack().to_vec();
+        bytes[at] ^= 1;
+        sign_header(&mut bytes);
+        let error = Reader::parse(&bytes).unwrap_err();
+        assert_eq!(error, PackError::Padding(at as u64));
     }
 }

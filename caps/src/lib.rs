@@ -26,6 +26,16 @@ pub enum Status {
 }
 
 impl Status {
+    /// Higher is weaker; policy is a choice and weakens nothing.
+    fn rank(self) -> u8 {
+        match self {
+            Self::Policy => 0,
+            Self::Measured => 1,
+            Self::Derived => 2,
+            Self::Inherited => 3,
+        }
+    }
+
     /// Lower-case word for reports.
     #[must_use]
     pub fn word(self) -> &'static str {
@@ -58,9 +68,6 @@ pub struct Caps {
     pub name: &'static str,
     /// Device-tree `compatible` strings.
     pub compatible: &'static [&'static str],
-    /// The weakest status among the numbers that decide correctness; [`Status::Inherited`] rows are
-    /// compiled for only on request, because a bad stream costs a power cycle.
-    pub status: Status,
     /// What is known to differ from the sibling it was copied from, or to go wrong; empty for none.
     pub notes: &'static str,
     /// NPU cores.
@@ -125,7 +132,6 @@ impl Caps {
             }
         }
         Self {
-            status: Status::Inherited,
             cores: fact(self.cores),
             k_granule: fact(self.k_granule),
             k_max: fact(self.k_max),
@@ -153,6 +159,19 @@ impl Caps {
         }
     }
 
+    /// The weakest status among the numbers; [`Status::Inherited`] rows are compiled for only on request,
+    /// because a bad stream costs a power cycle.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let mut weakest = self.m_caps.status;
+        self.numbers(|_, _, _, _, status| {
+            if weakest.rank() < status.rank() {
+                weakest = status;
+            }
+        });
+        weakest
+    }
+
     /// Most rows of one program that contracts `k` elements; `None` where no source has a number.
     #[must_use]
     pub fn m_cap(&self, k: u32) -> Option<u32> {
@@ -163,13 +182,17 @@ impl Caps {
             .map(|(_, rows)| *rows)
     }
 
-    /// Hash of every value (not of its source): two packs with the same fingerprint were planned
-    /// for the same machine. FNV-1a, 64 bit.
+    /// Hash of every value that decides a plan (sources, estimates of speed and defaults do not): two
+    /// packs with the same fingerprint were planned for the same machine. FNV-1a, 64 bit.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
         hash.bytes(self.name.as_bytes());
-        self.numbers(|_, value, _, _, _| hash.bytes(&value.to_le_bytes()));
+        self.numbers(|field, value, _, _, _| {
+            if !["chunk_default", "driver_min", "dram_mb_s", "npu_gop_s"].contains(&field) {
+                hash.bytes(&value.to_le_bytes());
+            }
+        });
         for (k, rows) in self.m_caps.value {
             hash.bytes(&k.to_le_bytes());
             hash.bytes(&rows.to_le_bytes());
@@ -262,7 +285,7 @@ mod tests {
     #[test]
     fn siblings_say_that_they_are_copies() {
         for caps in [&RK3583, &RK3576] {
-            assert_eq!(caps.status, Status::Inherited);
+            assert_eq!(caps.status(), Status::Inherited);
             assert!(!caps.notes.is_empty());
             caps.numbers(|field, _, _, _, status| {
                 assert_ne!(status, Status::Measured, "{} {field}", caps.name);
@@ -282,6 +305,10 @@ mod tests {
         };
         assert_ne!(RK3588.fingerprint(), other.fingerprint());
         let renamed = Caps {
+            npu_gop_s: Fact {
+                value: 1,
+                ..RK3588.npu_gop_s
+            },
             n_max: Fact {
                 source: "elsewhere",
                 ..RK3588.n_max

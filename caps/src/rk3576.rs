@@ -6,7 +6,6 @@ use crate::{Caps, Fact, RK3588, Status};
 pub const RK3576: Caps = Caps {
     name: "rk3576",
     compatible: &["rockchip,rk3576"],
-    status: Status::Inherited,
     notes: "limits copied from rk3588 (ork-driver: validated=0); one public report of all-zero output \
             with rk3588-style programs on mainline rocket; extra state-init writes in the vendor kernel",
     cores: Fact {

@@ -6,7 +6,6 @@ use crate::{Caps, Fact, RK3588, Status};
 pub const RK3583: Caps = Caps {
     name: "rk3583",
     compatible: &["rockchip,rk3583", "rockchip,rk3583s"],
-    status: Status::Inherited,
     notes: "two cores by the vendor kernel; all limits copied from rk3588, none checked",
     cores: Fact {
         value: 2,

@@ -34,7 +34,6 @@ const fn policy<T>(value: T, unit: &'static str, source: &'static str) -> Fact<T
 pub const RK3588: Caps = Caps {
     name: "rk3588",
     compatible: &["rockchip,rk3588", "rockchip,rk3588s"],
-    status: Status::Measured,
     notes: "",
     cores: measured(3, "cores", "vendor kernel rknpu_drv.c, ork-driver src/soc"),
     k_granule: measured(

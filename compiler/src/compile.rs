@@ -20,6 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+/// More threads than any machine this runs on; a typo must not start a million.
+const MAX_JOBS: usize = 1024;
+
 /// What to compile, and how.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -138,7 +141,7 @@ impl Target {
                 known.join(", ")
             )));
         };
-        if caps.status == ork_caps::Status::Inherited && !options.allow_unvalidated {
+        if caps.status() == ork_caps::Status::Inherited && !options.allow_unvalidated {
             return Err(Error::Mismatch(format!(
                 "{}: {}; pass --allow-unvalidated to compile for it all the same",
                 caps.name, caps.notes
@@ -168,6 +171,11 @@ impl Target {
 }
 
 fn pool(jobs: Option<usize>) -> Result<rayon::ThreadPool> {
+    if jobs.is_some_and(|jobs| MAX_JOBS < jobs) {
+        return Err(Error::Usage(format!(
+            "--jobs takes 0 (one per CPU) to {MAX_JOBS}"
+        )));
+    }
     rayon::ThreadPoolBuilder::new()
         // Zero lets rayon choose.
         .num_threads(jobs.unwrap_or(0))

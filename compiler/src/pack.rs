@@ -10,10 +10,12 @@ use crate::quantize::{int4, int8, not_finite, row_f32, w8a8};
 use crate::schedule::{Matrix, Schedule};
 use indicatif::ProgressBar;
 use ork_formats::model::{FloatType, HostForm, Manifest, NpuForm, Span, Tensor};
-use ork_formats::pack::Kind;
 use ork_formats::pack::write::{SectionId, WriteError, Writer};
+use ork_formats::pack::{Kind, Reader};
 use ork_formats::quant::int4::{GROUP, PANEL, bytes as int4_bytes, pack as int4_pack, panel_bytes};
 use rayon::prelude::*;
+use std::fs::File;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Host spans start on cache lines.
@@ -169,10 +171,24 @@ pub fn write(
     }
     writer.tokenizer(tokenizer)?;
     writer.manifest(manifest)?;
-    Ok(Written {
-        hash: writer.finish()?,
-        accumulator,
-    })
+    let hash = writer.seal()?;
+    // The loader's own proofs, before anybody can see the file.
+    prove(writer.temp())?;
+    writer.publish()?;
+    Ok(Written { hash, accumulator })
+}
+
+fn prove(path: &Path) -> Result<()> {
+    let io = |source| Error::Io {
+        path: path.to_path_buf(),
+        source,
+    };
+    let file = File::open(path).map_err(io)?;
+    // SAFETY: read-only mapping of a temporary file that this process alone has written and still owns.
+    let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+    Reader::parse(&map)
+        .map(drop)
+        .map_err(|e| Error::Verify(format!("the loader would refuse this pack: {e}")))
 }
 
 /// A reserved section written front to back, gaps filled with zeros.

@@ -100,9 +100,9 @@ fn tail(manifest: &Manifest, id: u32) -> Result<(&NpuPlan, &[Program], Vec<Row>)
     Ok((plan, &plan.programs[range.clone()], rows[range].to_vec()))
 }
 
-fn words(reader: &Reader, file: &[u8], id: u32) -> Vec<Word> {
+fn words(reader: &Reader, id: u32) -> Vec<Word> {
     let start = id as usize * regcmd::BYTES;
-    reader.programs(file)[start..start + regcmd::BYTES]
+    reader.programs()[start..start + regcmd::BYTES]
         .chunks_exact(8)
         .map(|b| Word(u64::from_le_bytes(b.try_into().expect("8 bytes"))))
         .collect()
@@ -112,12 +112,12 @@ fn words(reader: &Reader, file: &[u8], id: u32) -> Vec<Word> {
 ///
 /// # Errors
 /// [`Error::Usage`] for an id the pack does not have.
-pub fn disassemble(reader: &Reader, file: &[u8], id: u32) -> Result<String> {
+pub fn disassemble(reader: &Reader, id: u32) -> Result<String> {
     let (_, _, rows) = tail(reader.manifest(), id)?;
     Ok(format!(
         "{}{}",
         rows[0],
-        regcmd::disassemble(&words(reader, file, id))
+        regcmd::disassemble(&words(reader, id))
     ))
 }
 
@@ -218,7 +218,7 @@ pub fn raw(reader: &Reader, file: &[u8], id: u32) -> Result<Raw> {
             weights.extend_from_slice(&reader.npu_weights(file)[start..start + w_bytes as usize]);
         }
         let at = BASES[3] + (index * regcmd::BYTES) as u32;
-        let mut program = words(reader, file, row.id);
+        let mut program = words(reader, row.id);
         for (entry, address) in [(A_ENTRY, a_at), (W_ENTRY, w_at), (C_ENTRY, c_at)] {
             program[entry] = program[entry].with_value(address);
         }

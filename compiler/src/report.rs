@@ -80,7 +80,7 @@ impl Report {
         let forms = || manifest.tensors.iter().filter_map(|t| t.npu.as_ref());
         Self {
             soc: caps.name,
-            caps_status: caps.status.word(),
+            caps_status: caps.status().word(),
             family: manifest.provenance.family.clone(),
             compiler: manifest.provenance.compiler.clone(),
             sources: match facts.provenance {

@@ -19,6 +19,17 @@ pub fn freeze(dir: &Path, config: &Value) -> Result<(Vec<u8>, Text)> {
         path: path.clone(),
         source,
     })?;
+    let empty = match &json["model"]["vocab"] {
+        Value::Object(map) => map.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        _ => true,
+    };
+    if empty {
+        return Err(Error::Input(format!(
+            "{}: model.vocab is empty; download the tokenizer again",
+            path.display()
+        )));
+    }
     let tokenizer = Kitoken::from_tokenizers_slice(&bytes)
         .map_err(|e| Error::Input(format!("{}: cannot be frozen: {e}", path.display())))?;
     // Prefix and suffix ids are ours to add, exactly once. kitoken keeps them as sequence templates

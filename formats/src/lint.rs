@@ -4,9 +4,7 @@
 //! here is written from what the registers mean. It enforces our policy (K granule, row caps,
 //! full register set), which is stricter than what the hardware runs.
 
-use crate::regcmd::{
-    ENABLE_MATMUL, REGS, Reg, TEMPLATE, WORDS, Word, field, lookup, next_amount, reg,
-};
+use crate::regcmd::{ENABLE_MATMUL, REGS, Reg, TEMPLATE, WORDS, Word, field, lookup, reg};
 use ork_caps::Caps;
 
 /// One fault of a program.
@@ -43,11 +41,11 @@ pub enum Finding {
     KGranule { k: u32, granule: u32 },
     #[error("K {k} exceeds {max}")]
     KMax { k: u32, max: u32 },
-    #[error("{rows} rows exceed the cap {cap} at K {k}")]
+    #[error("{rows} rows, K {k} takes 1 to {cap}")]
     Rows { rows: u32, cap: u32, k: u32 },
     #[error("N {n} exceeds {max}")]
     NMax { n: u32, max: u32 },
-    #[error("N {n} is not a multiple of {granule}")]
+    #[error("N {n} is not a positive multiple of {granule}")]
     NGranule { n: u32, granule: u32 },
     #[error("CONV_CON2 is {0:#x}, must hold 1..={1} feature grains in bits 13:4 and nothing else")]
     Grains(u32, u32),
@@ -252,8 +250,12 @@ fn limits(
         });
     }
     match caps.m_cap(k) {
-        Some(cap) if cap < rows || rows == 0 => found.push(Finding::Rows { rows, cap, k }),
-        _ => {}
+        Some(cap) if (1..=cap).contains(&rows) => {}
+        cap => found.push(Finding::Rows {
+            rows,
+            cap: cap.unwrap_or(0),
+            k,
+        }),
     }
     if caps.n_max.value < n {
         found.push(Finding::NMax {
@@ -261,7 +263,7 @@ fn limits(
             max: caps.n_max.value,
         });
     }
-    if n % caps.n_granule.value != 0 {
+    if n == 0 || n % caps.n_granule.value != 0 {
         found.push(Finding::NGranule {
             n,
             granule: caps.n_granule.value,
@@ -276,7 +278,8 @@ fn limits(
 
 fn tail(words: &[Word], chained: bool, found: &mut Vec<Finding>) {
     let amount = match chained {
-        true => next_amount(REGS),
+        // Pairs of words after the first, the 4-word tail included.
+        true => (WORDS / 2 - 1) as u32,
         false => 0,
     };
     let link = match chained {

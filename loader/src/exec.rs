@@ -39,6 +39,11 @@ impl State {
         }
     }
 
+    /// Forgets all tokens past the first `len`, in every layer.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.caches.iter_mut().for_each(|cache| cache.truncate(len));
+    }
+
     /// The slot of the last chunk's hidden state, `[rows, hidden]`.
     pub(crate) fn slot(&self, slot: u32) -> &[f32] {
         &self.slots[slot as usize]

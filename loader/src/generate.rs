@@ -36,14 +36,14 @@ pub struct Outcome {
 /// returns false to stop.
 ///
 /// # Errors
-/// As [`Session::prefill`].
+/// As [`Session::prefill`], and what `piece` returns.
 pub fn generate(
     session: &mut Session,
     tokenizer: &Tokenizer,
     prompt: &[u32],
     n: usize,
     sampler: &mut Sampler,
-    mut piece: impl FnMut(&str) -> bool,
+    mut piece: impl FnMut(&str) -> Result<bool>,
 ) -> Result<Outcome> {
     let start = Instant::now();
     let mut logits = session.prefill(prompt)?;
@@ -62,7 +62,7 @@ pub fn generate(
         }
         ids.push(id);
         let text = stream.push(&tokenizer.id_bytes(id));
-        if !text.is_empty() && !piece(&text) {
+        if !text.is_empty() && !piece(&text)? {
             break Stop::Receiver;
         }
         if session.position() == session.context() {
@@ -74,7 +74,7 @@ pub fn generate(
     };
     let rest = stream.finish();
     if !rest.is_empty() {
-        piece(&rest);
+        piece(&rest)?;
     }
     Ok(Outcome {
         ids,

@@ -135,35 +135,58 @@ fn open(args: &Open) -> Result<Session> {
     Session::open(&args.pack, config)
 }
 
-/// A closed pipe ends the program quietly; anything else on stdout is an error.
-fn say(text: &str) -> bool {
+/// Writes to stdout at once. False when the reader went away (`| head`), which ends the program quietly;
+/// anything else is an error.
+fn say(text: &str) -> Result<bool> {
     let mut out = std::io::stdout();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .is_ok()
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(source) => Err(Error::Io {
+            path: "stdout".into(),
+            source,
+        }),
+    }
+}
+
+/// Refuses numbers that no sampler can use.
+fn sampler(args: &RunArgs) -> Result<Sampler> {
+    if !args.temp.is_finite() || args.temp < 0.0 {
+        return Err(Error::Usage(format!(
+            "--temp {}: must be 0 or more",
+            args.temp
+        )));
+    }
+    if !(0.0..=1.0).contains(&args.top_p) {
+        return Err(Error::Usage(format!(
+            "--top-p {}: must be within 0..1",
+            args.top_p
+        )));
+    }
+    Ok(Sampler::new(args.temp, args.top_k, args.top_p, args.seed))
 }
 
 fn run(args: &RunArgs) -> Result<()> {
+    let mut sampler = sampler(args)?;
     let mut session = open(&args.open)?;
     let tokenizer = Tokenizer::new(session.tokenizer_bytes(), &session.manifest().text)?;
     let prompt = match &args.prompt {
         Some(text) => tokenizer.encode(text)?,
         None => args.ids.clone(),
     };
-    let mut sampler = Sampler::new(args.temp, args.top_k, args.top_p, args.seed);
     let outcome = generate::generate(
         &mut session,
         &tokenizer,
         &prompt,
         args.n,
         &mut sampler,
-        |t| args.print_ids || say(t),
+        |t| if args.print_ids { Ok(true) } else { say(t) },
     )?;
     if args.print_ids {
         let ids: Vec<String> = outcome.ids.iter().map(u32::to_string).collect();
-        say(&ids.join(","));
+        say(&ids.join(","))?;
     }
-    say("\n");
+    say("\n")?;
     if args.stats {
         let rate = |n: usize, t: std::time::Duration| n as f64 / t.as_secs_f64().max(1e-9);
         eprintln!(
@@ -198,16 +221,20 @@ fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
         .open(path)
         .map_err(|source| match source.kind() {
             std::io::ErrorKind::AlreadyExists => {
-                Error::Input(format!("{} exists; choose another name", path.display()))
+                Error::Usage(format!("{} exists; choose another name", path.display()))
             }
             _ => Error::Io {
                 path: path.to_path_buf(),
                 source,
             },
         })?;
-    file.write_all(bytes).map_err(|source| Error::Io {
-        path: path.to_path_buf(),
-        source,
+    file.write_all(bytes).map_err(|source| {
+        // Only the file made above; the first error is the one worth reporting.
+        let _ = std::fs::remove_file(path);
+        Error::Io {
+            path: path.to_path_buf(),
+            source,
+        }
     })
 }
 
@@ -217,9 +244,7 @@ fn inspect(args: &InspectArgs) -> Result<()> {
     if args.json {
         let json = serde_json::to_string_pretty(manifest)
             .map_err(|e| Error::Failed(format!("manifest: {e}")))?;
-        say(&json);
-        say("\n");
-        return Ok(());
+        return say(&(json + "\n")).map(drop);
     }
     let mut text = format!(
         "family     {}\nsoc        {}\ncompiler   {}\ntensors    {}\n",
@@ -242,6 +267,5 @@ fn inspect(args: &InspectArgs) -> Result<()> {
     for (name, value) in &manifest.provenance.options {
         text.push_str(&format!("option     {name} = {value}\n"));
     }
-    say(&text);
-    Ok(())
+    say(&text).map(drop)
 }

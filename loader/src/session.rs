@@ -12,6 +12,9 @@ use std::path::Path;
 /// Rows of a prefill chunk where the pack has no NPU plan.
 const FLOAT_CHUNK: usize = 64;
 
+/// More threads than any board or PC has; a typo must not start a million.
+const MAX_THREADS: usize = 1024;
+
 /// Where prefill runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
@@ -57,6 +60,12 @@ impl Session {
                 "context of {context} positions: this model has 1..={limit}"
             )));
         }
+        if MAX_THREADS < config.threads {
+            return Err(Error::Usage(format!(
+                "{} threads: at most {MAX_THREADS}",
+                config.threads
+            )));
+        }
         let threads = config.threads.max(1);
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
@@ -86,7 +95,8 @@ impl Session {
     pub fn prefill(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
         let mut last = Vec::new();
         self.chunks(ids, |session, hidden, width| {
-            last = session.head(&hidden[hidden.len() - width..]);
+            last = session.head(&hidden[hidden.len() - width..])?;
+            Ok(())
         })?;
         Ok(last)
     }
@@ -97,7 +107,10 @@ impl Session {
     /// As [`Session::prefill`].
     pub fn logits_all(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
         let mut all = Vec::new();
-        self.chunks(ids, |session, hidden, _| all.extend(session.head(hidden)))?;
+        self.chunks(ids, |session, hidden, _| {
+            all.extend(session.head(hidden)?);
+            Ok(())
+        })?;
         Ok(all)
     }
 
@@ -108,15 +121,12 @@ impl Session {
     pub fn decode(&mut self, id: u32) -> Result<Vec<f32>> {
         self.check(&[id])?;
         self.step(&[id], Phase::Decode)?;
-        Ok(self.head(self.state.slot(self.manifest().model.hidden)))
+        self.head(self.state.slot(self.manifest().model.hidden))
     }
 
     /// Forgets the sequence.
     pub fn reset(&mut self) {
-        self.state
-            .caches
-            .iter_mut()
-            .for_each(crate::cpu::kv::Kv::clear);
+        self.state.truncate(0);
         self.position = 0;
     }
 
@@ -171,7 +181,11 @@ impl Session {
         Ok(())
     }
 
-    fn chunks(&mut self, ids: &[u32], mut each: impl FnMut(&Self, &[f32], usize)) -> Result<()> {
+    fn chunks(
+        &mut self,
+        ids: &[u32],
+        mut each: impl FnMut(&Self, &[f32], usize) -> Result<()>,
+    ) -> Result<()> {
         self.check(ids)?;
         let chunk = self
             .manifest()
@@ -182,7 +196,7 @@ impl Session {
             self.step(ids, Phase::Prefill)?;
             let slot = self.manifest().model.hidden;
             let width = self.manifest().model.slots[slot as usize] as usize;
-            each(self, self.state.slot(slot), width);
+            each(self, self.state.slot(slot), width)?;
         }
         Ok(())
     }
@@ -196,13 +210,17 @@ impl Session {
             position,
             ..
         } = self;
-        pool.install(|| exec::run(pack, &mut **device, state, ids, *position, phase))?;
-        *position += ids.len();
-        Ok(())
+        let done = pool.install(|| exec::run(pack, &mut **device, state, ids, *position, phase));
+        match done {
+            Ok(()) => *position += ids.len(),
+            // Some layers may have taken the tokens and others not.
+            Err(_) => state.truncate(*position),
+        }
+        done
     }
 
-    /// Logits of rows of the final hidden state.
-    fn head(&self, hidden: &[f32]) -> Vec<f32> {
+    /// Logits of rows of the final hidden state. A damaged weight shows here at the latest.
+    fn head(&self, hidden: &[f32]) -> Result<Vec<f32>> {
         let manifest = self.manifest();
         let tensor = &manifest.tensors[manifest.model.head as usize];
         let rows = hidden.len() / tensor.k as usize;
@@ -210,6 +228,14 @@ impl Session {
         let host = self.pack.host();
         self.pool
             .install(|| linear::matmul(host, tensor, hidden, &mut out));
-        out
+        match out.iter().position(|v| !v.is_finite()) {
+            None => Ok(out),
+            Some(at) => Err(Error::Failed(format!(
+                "logit {} of id {} is {}: the pack's weights are damaged, run `orkc verify`",
+                at / tensor.n as usize,
+                at % tensor.n as usize,
+                out[at]
+            ))),
+        }
     }
 }

@@ -66,7 +66,7 @@ fn list(as_json: bool) -> Result<()> {
             "{:<8} {} cores  {:<9} {:016x}  {}",
             c.name,
             c.cores.value,
-            c.status.word(),
+            c.status().word(),
             c.fingerprint(),
             c.compatible.join(" ")
         )
@@ -80,7 +80,7 @@ fn head(c: &Caps) -> Value {
         "name": c.name,
         "compatible": c.compatible,
         "cores": c.cores.value,
-        "status": c.status.word(),
+        "status": c.status().word(),
         "fingerprint": format!("{:016x}", c.fingerprint()),
         "notes": c.notes,
     })
@@ -91,7 +91,7 @@ fn show(c: &Caps, as_json: bool) -> Result<()> {
     let mut text = format!(
         "{} ({}), fingerprint {:016x}\n",
         c.name,
-        c.status.word(),
+        c.status().word(),
         c.fingerprint()
     );
     if !c.notes.is_empty() {

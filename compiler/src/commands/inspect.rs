@@ -30,7 +30,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     let pack = Opened::new(&args.pack)?;
     match (args.program, &args.raw) {
         (Some(id), Some(dir)) => write_raw(&pack, id, dir),
-        (Some(id), None) => say(&programs::disassemble(&pack.reader, &pack.map, id)?),
+        (Some(id), None) => say(&programs::disassemble(&pack.reader, id)?),
         (None, _) if args.programs => {
             let list = programs::list(pack.reader.manifest());
             match args.json {

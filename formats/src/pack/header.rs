@@ -152,16 +152,20 @@ impl Header {
                 hash: row[32..64].try_into().expect("32 bytes"),
             });
         }
-        Ok(Self {
+        let header = Self {
             total: u64_at(page, 16),
             fingerprint: u64_at(page, 24),
             soc,
             sections,
-        })
+        };
+        let again = header.encode();
+        match again.iter().zip(page).position(|(a, b)| a != b) {
+            Some(at) => Err(PackError::Padding(at as u64)),
+            None => Ok(header),
+        }
     }
 
-    /// The header page.
-    #[cfg(feature = "write")]
+    /// The header page; also how [`Header::decode`] proves that no reserved byte is set.
     pub(super) fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut page = [0u8; HEADER_BYTES];
         page[..8].copy_from_slice(&MAGIC);
@@ -169,7 +173,8 @@ impl Header {
         page[12..16].copy_from_slice(&(self.sections.len() as u32).to_le_bytes());
         page[16..24].copy_from_slice(&self.total.to_le_bytes());
         page[24..32].copy_from_slice(&self.fingerprint.to_le_bytes());
-        page[32..32 + self.soc.len()].copy_from_slice(self.soc.as_bytes());
+        let soc = &self.soc.as_bytes()[..self.soc.len().min(16)];
+        page[32..32 + soc.len()].copy_from_slice(soc);
         for (index, section) in self.sections.iter().enumerate() {
             let row = &mut page[TABLE + index * ENTRY..][..ENTRY];
             row[..4].copy_from_slice(&(section.kind as u32).to_le_bytes());

@@ -14,6 +14,8 @@ pub struct Reader {
     sections: Vec<Section>,
     manifest: Manifest,
     tokenizer: Vec<u8>,
+    programs: Vec<u8>,
+    relocs: Vec<Reloc>,
     caps: &'static Caps,
     total: u64,
 }
@@ -44,6 +46,8 @@ impl Reader {
         let mut reader = Self {
             manifest: Manifest::empty(),
             tokenizer: Vec::new(),
+            programs: Vec::new(),
+            relocs: Vec::new(),
             sections: header.sections,
             caps,
             total: header.total,
@@ -56,6 +60,9 @@ impl Reader {
         ] {
             reader.check_hash(file, kind)?;
         }
+        // Copied, then proven: what was proven is what runs, even if the file changes under a mapping.
+        reader.programs = file[reader.range(Kind::Programs)].to_vec();
+        reader.relocs = reader.decode_relocs(file)?;
         reader.tokenizer = reader.decompress(file, Kind::Tokenizer)?;
         let raw = reader.decompress(file, Kind::Manifest)?;
         let config = bincode::config::standard().with_limit::<{ COLD_LIMIT as usize }>();
@@ -73,8 +80,8 @@ impl Reader {
         prove::programs(
             &reader.manifest,
             caps,
-            reader.programs(file),
-            &reader.relocs(file),
+            &reader.programs,
+            &reader.relocs,
             reader.section(Kind::NpuWeights).stored,
         )?;
         Ok(reader)
@@ -141,24 +148,28 @@ impl Reader {
         &file[self.range(Kind::NpuWeights)]
     }
 
-    /// Command streams.
+    /// Command streams, as proven.
     #[must_use]
-    pub fn programs<'a>(&self, file: &'a [u8]) -> &'a [u8] {
-        &file[self.range(Kind::Programs)]
+    pub fn programs(&self) -> &[u8] {
+        &self.programs
     }
 
-    /// Relocations, in word order.
+    /// Relocations, in word order, as proven.
     #[must_use]
-    pub fn relocs(&self, file: &[u8]) -> Vec<Reloc> {
-        let word = |b: &[u8], i: usize| u32::from_le_bytes(b[i..i + 4].try_into().expect("4"));
-        file[self.range(Kind::Relocs)]
-            .chunks_exact(12)
-            .map(|b| Reloc {
-                word: word(b, 0),
-                extent: word(b, 4),
-                offset: word(b, 8),
-            })
-            .collect()
+    pub fn relocs(&self) -> &[Reloc] {
+        &self.relocs
+    }
+
+    fn decode_relocs(&self, file: &[u8]) -> Result<Vec<Reloc>, PackError> {
+        let bytes = &file[self.range(Kind::Relocs)];
+        let (records, rest) = bytes.as_chunks::<12>();
+        if !rest.is_empty() {
+            return Err(PackError::Section {
+                section: Kind::Relocs.name().into(),
+                fault: format!("{} bytes, a relocation has 12", bytes.len()),
+            });
+        }
+        Ok(records.iter().map(|b| Reloc::from_bytes(*b)).collect())
     }
 
     fn section(&self, kind: Kind) -> &Section {

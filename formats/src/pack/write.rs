@@ -43,7 +43,7 @@ struct Open {
 }
 
 /// Writes one pack. Sections are created in file order ([`Kind::ALL`]); reserved ones may be filled
-/// in any interleaving. Dropping it without [`Writer::finish`] removes the temporary file.
+/// in any interleaving. Dropping it before [`Writer::publish`] removes the temporary file.
 pub struct Writer {
     target: PathBuf,
     temp: PathBuf,
@@ -52,6 +52,7 @@ pub struct Writer {
     end: u64,
     fingerprint: u64,
     soc: &'static str,
+    force: bool,
     finished: bool,
 }
 
@@ -81,6 +82,7 @@ impl Writer {
             end: HEADER_BYTES as u64,
             fingerprint: caps.fingerprint(),
             soc: caps.name,
+            force,
             finished: false,
         })
     }
@@ -162,12 +164,12 @@ impl Writer {
         self.compressed(Kind::Manifest, &bytes)
     }
 
-    /// Writes the header, syncs, renames; returns the BLAKE3 of the header page, which covers every
-    /// section's hash and so names the pack's content.
+    /// Writes the header and syncs; returns the BLAKE3 of the header page, which covers every section's
+    /// hash and so names the pack's content.
     ///
     /// # Errors
     /// [`WriteError::Reserved`] for a section left short, [`WriteError::Io`].
-    pub fn finish(mut self) -> Result<[u8; 32], WriteError> {
+    pub fn seal(&mut self) -> Result<[u8; 32], WriteError> {
         let mut sections = Vec::new();
         for open in &self.sections {
             if open.written != open.section.stored {
@@ -194,13 +196,46 @@ impl Writer {
             file.write_all(&page)?;
             file.sync_all()
         })?;
-        std::fs::rename(&self.temp, &self.target).map_err(|source| WriteError::Io {
+        Ok(*blake3::hash(&page).as_bytes())
+    }
+
+    /// The temporary file, complete after [`Writer::seal`], for a last look before it appears.
+    #[must_use]
+    pub fn temp(&self) -> &Path {
+        &self.temp
+    }
+
+    /// Gives the sealed file its final name.
+    ///
+    /// # Errors
+    /// [`WriteError::Exists`] when something took the name meanwhile, [`WriteError::Io`].
+    pub fn publish(mut self) -> Result<(), WriteError> {
+        let named = |source: std::io::Error| WriteError::Io {
             path: self.target.clone(),
             source,
-        })?;
+        };
+        if self.force {
+            may_replace(&self.target, true)?;
+            std::fs::rename(&self.temp, &self.target).map_err(named)?;
+        } else {
+            // A link never replaces what is there; a rename would.
+            match std::fs::hard_link(&self.temp, &self.target) {
+                Ok(()) => std::fs::remove_file(&self.temp).map_err(named)?,
+                Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                    return Err(WriteError::Exists {
+                        path: self.target.clone(),
+                        why: "it appeared during the compile; choose another name",
+                    });
+                }
+                // Memory cards are often formatted without hard links.
+                Err(_) => {
+                    may_replace(&self.target, false)?;
+                    std::fs::rename(&self.temp, &self.target).map_err(named)?;
+                }
+            }
+        }
         self.finished = true;
-        sync_directory(&self.target)?;
-        Ok(*blake3::hash(&page).as_bytes())
+        sync_directory(&self.target)
     }
 
     fn io<T>(&mut self, f: impl FnOnce(&mut File) -> std::io::Result<T>) -> Result<T, WriteError> {
@@ -226,12 +261,21 @@ fn sync_directory(target: &Path) -> Result<(), WriteError> {
         .parent()
         .filter(|p| !p.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    File::open(parent)
-        .and_then(|dir| dir.sync_all())
-        .map_err(|source| WriteError::Io {
-            path: parent.to_path_buf(),
-            source,
-        })
+    match File::open(parent).and_then(|dir| dir.sync_all()) {
+        // Some filesystems cannot sync a directory; the pack itself is complete and synced.
+        Err(e)
+            if !matches!(
+                e.kind(),
+                std::io::ErrorKind::InvalidInput | std::io::ErrorKind::Unsupported
+            ) =>
+        {
+            Err(WriteError::Io {
+                path: parent.to_path_buf(),
+                source: e,
+            })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses a target that exists, unless it is a pack of ours and `force` is given.
@@ -242,16 +286,20 @@ fn may_replace(target: &Path, force: bool) -> Result<(), WriteError> {
             why,
         })
     };
-    let mut file = match File::open(target) {
-        Ok(file) => file,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => {
-            return Err(WriteError::Io {
-                path: target.to_path_buf(),
-                source,
-            });
-        }
+    let named = |source| WriteError::Io {
+        path: target.to_path_buf(),
+        source,
     };
+    match std::fs::symlink_metadata(target) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(named(source)),
+        // Opening a pipe would wait for its writer; replacing a link would not change its target.
+        Ok(found) if !found.is_file() => {
+            return refuse("it is no regular file; name the pack itself");
+        }
+        Ok(_) => {}
+    }
+    let mut file = File::open(target).map_err(named)?;
     let mut first = [0u8; 8];
     let ours = file.read_exact(&mut first).is_ok() && first == MAGIC;
     match (ours, force) {

@@ -17,6 +17,18 @@ pub struct Reloc {
 const _: () = assert!(size_of::<Reloc>() == 12);
 
 impl Reloc {
+    /// From the little-endian wire form.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; 12]) -> Self {
+        let word =
+            |i: usize| u32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
+        Self {
+            word: word(0),
+            extent: word(4),
+            offset: word(8),
+        }
+    }
+
     /// Little-endian wire form.
     #[must_use]
     pub fn to_bytes(self) -> [u8; 12] {

@@ -73,9 +73,12 @@ impl Kv {
         self.len
     }
 
-    pub(crate) fn clear(&mut self) {
-        self.blocks.clear();
-        self.len = 0;
+    /// Forgets all tokens past the first `len`.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        if len < self.len {
+            self.blocks.truncate(len.div_ceil(BLOCK));
+            self.len = len;
+        }
     }
 
     /// Appends one token's keys and values `[kv_heads * head_dim]`.

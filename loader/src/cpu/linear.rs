@@ -92,8 +92,8 @@ pub(crate) fn matmul(host: &[u8], tensor: &Tensor, x: &[f32], out: &mut [f32]) {
                     .zip(rows)
                     .with_min_len(32)
                     .for_each(|(out, (i, w))| {
-                        let codes: Vec<i8> = w.iter().map(|b| *b as i8).collect();
-                        let sum = kernels::int8_row(&codes, &activations.q, &activations.scales);
+                        let codes = bytemuck::cast_slice(w);
+                        let sum = kernels::int8_row(codes, &activations.q, &activations.scales);
                         *out = sum * f32_at(scales, i);
                     });
             }

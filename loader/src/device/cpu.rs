@@ -52,10 +52,16 @@ impl Device for Cpu {
                 let m = p.m.min(rows - p.row0) as usize;
                 let (k, n) = (p.k as usize, p.n as usize);
                 let a = &self.extents[p.a.extent as usize][p.a.offset as usize..][..m * k];
-                let a: Vec<i8> = a.iter().map(|b| *b as i8).collect();
                 let at = plan.extents[p.w.extent as usize].file_offset + u64::from(p.w.offset);
                 let mut c = vec![0; m * n];
-                ork_kernels::gemm_i8_tiles(&a, m, k, &weights[at as usize..][..n * k], n, &mut c);
+                ork_kernels::gemm_i8_tiles(
+                    bytemuck::cast_slice(a),
+                    m,
+                    k,
+                    &weights[at as usize..][..n * k],
+                    n,
+                    &mut c,
+                );
                 c
             })
             .collect();

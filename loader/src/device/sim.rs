@@ -38,11 +38,11 @@ impl Sim {
             })
             .collect();
         let mut words: Vec<u64> = reader
-            .programs(pack.bytes())
+            .programs()
             .chunks_exact(8)
             .map(|b| u64::from_le_bytes(b.try_into().expect("8 bytes")))
             .collect();
-        regcmd::apply(&mut words, &reader.relocs(pack.bytes()), &bases);
+        regcmd::apply(&mut words, reader.relocs(), &bases);
         let programs: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
         for (extent, bytes) in plan.extents.iter().zip(&mut extents) {
             let source = match extent.region {

@@ -63,6 +63,7 @@ pub(super) fn programs(
 ) -> Proof {
     let Some(plan) = &manifest.npu else {
         same(stream.len() as u64, 0, "program bytes without an NPU plan")?;
+        same(weights, 0, "NPU weight bytes without an NPU plan")?;
         same(relocs.len() as u64, 0, "relocations without an NPU plan")?;
         let forms = manifest.tensors.iter().filter(|t| t.npu.is_some()).count();
         return same(forms as u64, 0, "NPU forms without an NPU plan");
@@ -70,7 +71,7 @@ pub(super) fn programs(
     let bytes = (plan.programs.len() * regcmd::BYTES) as u64;
     same(stream.len() as u64, bytes, "program bytes")?;
     plan::extents(plan, caps, stream.len() as u64, weights)?;
-    let next = plan::chains(manifest, plan)?;
+    let next = plan::chains(manifest, plan, caps, weights)?;
     streams::lint(plan, caps, stream, &next)?;
     streams::relocations(plan, stream, relocs, &next)
 }

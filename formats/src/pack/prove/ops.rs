@@ -5,9 +5,10 @@ use crate::model::{FloatType, HostForm, Manifest, Op, Span, Tensor};
 use crate::pack::PackError;
 use crate::quant::int4;
 
-/// Longest slot and largest dimension accepted: products of two stay far inside u64, and sums of
-/// int8 products inside int32.
+/// Longest slot and largest dimension accepted: products of two stay far inside u64.
 const MAX_DIM: u32 = 1 << 20;
+/// Most rows of a tensor: vocabularies are longer than any layer is wide.
+const MAX_ROWS: u32 = 1 << 24;
 
 /// Proves ops, slots, tensors and host spans against a host section of `host` bytes.
 pub(in crate::pack) fn model(manifest: &Manifest, host: u64) -> Proof {
@@ -20,7 +21,12 @@ pub(in crate::pack) fn model(manifest: &Manifest, host: u64) -> Proof {
             format!("slot width {width}")
         })?;
     }
-    ensure((1..=MAX_DIM).contains(&model.vocab), || {
+    // What a session allocates for every row it computes.
+    let lanes: u64 = model.slots.iter().map(|w| u64::from(*w)).sum();
+    ensure(lanes <= u64::from(MAX_DIM), || {
+        format!("activation slots of {lanes} lanes in all, at most {MAX_DIM}")
+    })?;
+    ensure((1..=MAX_ROWS).contains(&model.vocab), || {
         format!("vocab {}", model.vocab)
     })?;
     ensure((1..=1 << 24).contains(&model.context), || {
@@ -39,11 +45,35 @@ pub(in crate::pack) fn model(manifest: &Manifest, host: u64) -> Proof {
         ensure((1..=4096).contains(&rope.inv_freq.len()), || {
             format!("rope of {} frequencies", rope.inv_freq.len())
         })?;
+        let finite = rope
+            .inv_freq
+            .iter()
+            .chain([&rope.magnitude])
+            .all(|f| f.is_finite());
+        ensure(finite, || "rope frequencies are not finite".into())?;
     }
     for (index, op) in model.ops.iter().enumerate() {
         prove_op(manifest, op).map_err(|e| match e {
             PackError::Model(text) => bad(format!("op {index}: {text}")),
             other => other,
+        })?;
+    }
+    // Two layers on one cache would mix their tokens.
+    let mut layers = vec![0u32; model.caches.len()];
+    for op in &model.ops {
+        if let Op::Attention { cache, .. } = op {
+            layers[*cache as usize] += 1;
+        }
+    }
+    if let Some(cache) = layers.iter().position(|n| *n != 1) {
+        return Err(bad(format!(
+            "cache {cache} serves {} layers",
+            layers[cache]
+        )));
+    }
+    for id in manifest.text.prefix.iter().chain(&manifest.text.suffix) {
+        ensure(*id < model.vocab, || {
+            format!("prompt id {id}, the vocabulary has {}", model.vocab)
         })?;
     }
     let hidden = width(manifest, model.hidden)?;
@@ -92,7 +122,8 @@ fn vector(manifest: &Manifest, id: u32, k: u32) -> Proof {
 fn prove_op(manifest: &Manifest, op: &Op) -> Proof {
     let w = |slot| width(manifest, slot).map(u64::from);
     match *op {
-        Op::Embed { table, out, .. } => {
+        Op::Embed { table, out, scale } => {
+            ensure(scale.is_finite(), || format!("embedding scale {scale}"))?;
             shape(manifest, table, manifest.model.vocab, w(out)? as u32)
         }
         Op::RmsNorm {
@@ -139,6 +170,7 @@ fn prove_op(manifest: &Manifest, op: &Op) -> Proof {
             v,
             out,
             heads,
+            scale,
             cache,
             ..
         } => {
@@ -152,6 +184,9 @@ fn prove_op(manifest: &Manifest, op: &Op) -> Proof {
             same(w(v)?, kv, "value width")?;
             same(w(q)?, all, "query width")?;
             same(w(out)?, all, "attention width")?;
+            ensure(![q, k, v].contains(&out) && scale.is_finite(), || {
+                format!("attention over slots {q}, {k}, {v} into {out}, scale {scale}")
+            })?;
             ensure(heads != 0 && heads % c.kv_heads == 0, || {
                 format!("{heads} heads over {} kv heads", c.kv_heads)
             })
@@ -160,7 +195,12 @@ fn prove_op(manifest: &Manifest, op: &Op) -> Proof {
             same(w(gate)?, w(up)?, "gate and up")?;
             same(w(gate)?, w(out)?, "gate and out")
         }
-        Op::Add { x, out, .. } => same(w(x)?, w(out)?, "addends"),
+        Op::Add { x, out, scale } => {
+            ensure(x != out && scale.is_finite(), || {
+                format!("slot {x} times {scale} added to slot {out}")
+            })?;
+            same(w(x)?, w(out)?, "addends")
+        }
     }
 }
 
@@ -182,7 +222,7 @@ fn span(at: Span, need: u64, host: u64, name: &str) -> Proof {
 
 fn host_form(t: &Tensor, host: u64) -> Proof {
     ensure(
-        (1..=MAX_DIM).contains(&t.n) && (1..=MAX_DIM).contains(&t.k),
+        (1..=MAX_ROWS).contains(&t.n) && (1..=MAX_DIM).contains(&t.k),
         || format!("tensor {} is [{}, {}]", t.name, t.n, t.k),
     )?;
     let elements = u64::from(t.n) * u64::from(t.k);

@@ -4,13 +4,20 @@ use super::{Proof, bad, ensure, inside, same};
 use crate::model::{Block, Chain, Manifest, NpuForm, NpuPlan, Place, Region, Tensor};
 use crate::pack::PackError;
 use ork_caps::Caps;
+use std::collections::BTreeMap;
 
 pub(super) fn extents(plan: &NpuPlan, caps: &Caps, stream: u64, weights: u64) -> Proof {
+    let granule = caps.row_granule.value;
+    let whole_rows = |rows: u32| 0 < rows && rows.is_multiple_of(granule);
     ensure((1..=caps.cores.value).contains(&plan.cores), || {
         format!("{} cores, the SoC has {}", plan.cores, caps.cores.value)
     })?;
     ensure(
-        (64..=4096).contains(&plan.chunk) && plan.half_rows <= plan.chunk && 0 < plan.half_rows,
+        whole_rows(plan.chunk)
+            && whole_rows(plan.half_rows)
+            && plan.chunk <= caps.chunk_max.value
+            && plan.half_rows <= plan.chunk
+            && plan.chunk - plan.half_rows <= plan.half_rows,
         || format!("chunk {} with half {}", plan.chunk, plan.half_rows),
     )?;
     same(
@@ -45,6 +52,16 @@ pub(super) fn extents(plan: &NpuPlan, caps: &Caps, stream: u64, weights: u64) ->
     ensure(sum <= window, || {
         format!("extents need {sum} bytes, the window has {window}")
     })?;
+    let tasks: u64 = plan
+        .extents
+        .iter()
+        .filter(|e| e.region == Region::Tasks)
+        .map(|e| e.bytes)
+        .sum();
+    let descriptors = plan.programs.len() as u64 * u64::from(caps.task_bytes.value);
+    ensure(descriptors <= tasks, || {
+        format!("task arrays hold {tasks} bytes, the programs need {descriptors}")
+    })?;
     // The last extent of a region is rounded up to a page; the section holds the bytes in use.
     for (region, used, section) in file {
         ensure(
@@ -56,7 +73,12 @@ pub(super) fn extents(plan: &NpuPlan, caps: &Caps, stream: u64, weights: u64) ->
 }
 
 /// Proves every NPU form; returns which program follows which.
-pub(super) fn chains(manifest: &Manifest, plan: &NpuPlan) -> Result<Vec<Option<u32>>, PackError> {
+pub(super) fn chains(
+    manifest: &Manifest,
+    plan: &NpuPlan,
+    caps: &Caps,
+    weights: u64,
+) -> Result<Vec<Option<u32>>, PackError> {
     let mut buffers = Vec::new();
     for at in &plan.a_buffers {
         inside(plan, *at, u64::from(plan.a_bytes), Region::A, "A buffer")?;
@@ -69,21 +91,39 @@ pub(super) fn chains(manifest: &Manifest, plan: &NpuPlan) -> Result<Vec<Option<u
     };
     for tensor in &manifest.tensors {
         if let Some(form) = &tensor.npu {
-            npu_form(plan, tensor, form)?;
+            npu_form(plan, tensor, form, caps, weights)?;
             let cores = columns(plan, tensor, form)?;
             for chain in &form.chains {
+                ensure(chain.count <= caps.max_tasks.value, || {
+                    format!(
+                        "{}: {} programs in a chain, one commit takes {}",
+                        tensor.name, chain.count, caps.max_tasks.value
+                    )
+                })?;
                 walk.chain(plan, tensor, form, chain, &cores)?;
             }
             classes(plan, tensor, form, &cores)?;
         }
     }
+    let mut ends = halves_apart(manifest, plan)?;
+    for at in &plan.a_buffers {
+        let end = u64::from(at.offset) + u64::from(plan.a_bytes);
+        let furthest = ends.entry(at.extent).or_default();
+        *furthest = end.max(*furthest);
+    }
+    in_proportion(plan, caps, &ends)?;
     match walk.claimed.iter().position(|c| !c) {
         Some(orphan) => Err(bad(format!("program {orphan} belongs to no chain"))),
         None => Ok(walk.next),
     }
 }
 
-fn npu_form(plan: &NpuPlan, t: &Tensor, form: &NpuForm) -> Proof {
+fn npu_form(plan: &NpuPlan, t: &Tensor, form: &NpuForm, caps: &Caps, weights: u64) -> Proof {
+    let whole = form.slice_k.is_multiple_of(caps.k_granule.value);
+    ensure(
+        whole && (1..=caps.k_max.value).contains(&form.slice_k),
+        || format!("{}: K slices of {}", t.name, form.slice_k),
+    )?;
     let covered = u64::from(form.slice_k) * u64::from(form.k_slices);
     ensure(u64::from(t.k) <= covered && 0 < form.k_slices, || {
         format!(
@@ -91,8 +131,9 @@ fn npu_form(plan: &NpuPlan, t: &Tensor, form: &NpuForm) -> Proof {
             t.name, form.k_slices, form.slice_k, t.k
         )
     })?;
-    // int32 exactness: 127 * 127 * K stays inside i32, sentinel included.
-    ensure(covered * 127 * 127 < i32::MAX as u64, || {
+    // The slices' sum stays inside int32 and short of the sentinel: activations are within +-127, weight
+    // bytes of a stranger's pack may be -128.
+    ensure(covered < i32::MAX as u64 / (127 * 128), || {
         format!("{}: K {covered} overflows int32", t.name)
     })?;
     ensure(
@@ -129,6 +170,14 @@ fn npu_form(plan: &NpuPlan, t: &Tensor, form: &NpuForm) -> Proof {
             Region::Weights,
             &t.name,
         )?;
+        let bytes = u64::from(cols) * u64::from(form.slice_k);
+        let start = plan.extents[at.extent as usize].file_offset + u64::from(at.offset);
+        ensure(start + bytes <= weights, || {
+            format!(
+                "{}: a weight block ends past the section's {weights} bytes",
+                t.name
+            )
+        })?;
     }
     Ok(())
 }
@@ -220,6 +269,55 @@ fn classes(plan: &NpuPlan, t: &Tensor, form: &NpuForm, cores: &[Vec<&Block>]) ->
     ensure(groups.next().is_none(), || {
         format!("{}: chains beyond the chunk's row classes", t.name)
     })
+}
+
+/// Buffers are in proportion to what the programs use of them (a chunk of one half leaves the other's
+/// unused), so that a small pack cannot make a loader allocate the whole window. `ends` maps extent
+/// to furthest use.
+fn in_proportion(plan: &NpuPlan, caps: &Caps, ends: &BTreeMap<u32, u64>) -> Proof {
+    let buffers = plan
+        .extents
+        .iter()
+        .filter(|e| matches!(e.region, Region::A | Region::Ring));
+    let (bytes, count) = buffers.fold((0, 0), |(bytes, n), e| (bytes + e.bytes, n + 1));
+    let used: u64 = ends.values().sum();
+    ensure(bytes <= 2 * used + count * caps.page.value, || {
+        format!("A buffers and ring have {bytes} bytes, the programs use {used}")
+    })
+}
+
+/// While one half computes, the other half's results are still being read: no result of one may lie
+/// over a result of the other, whatever the tensors. Returns the furthest use of each ring extent.
+fn halves_apart(manifest: &Manifest, plan: &NpuPlan) -> Result<BTreeMap<u32, u64>, PackError> {
+    let mut furthest = BTreeMap::new();
+    let mut results = Vec::new();
+    for chain in manifest
+        .tensors
+        .iter()
+        .flat_map(|t| &t.npu)
+        .flat_map(|form| &form.chains)
+    {
+        let range = chain.first as usize..(chain.first + chain.count) as usize;
+        results.extend(plan.programs[range].iter().map(|p| {
+            let start = u64::from(p.c.offset);
+            let end = start + u64::from(p.m) * u64::from(p.n) * 4;
+            (p.c.extent, start, end, chain.half as usize)
+        }));
+    }
+    results.sort_unstable();
+    // Furthest end so far, per half, in the extent being swept.
+    let (mut extent, mut ends) = (0, [0u64; 2]);
+    for (at, start, end, half) in results {
+        if at != extent {
+            (extent, ends) = (at, [0; 2]);
+        }
+        ensure(ends[1 - half] <= start, || {
+            format!("results of both halves share extent {at} at {start}")
+        })?;
+        ends[half] = ends[half].max(end);
+        furthest.insert(at, ends[0].max(ends[1]));
+    }
+    Ok(furthest)
 }
 
 struct Walk {

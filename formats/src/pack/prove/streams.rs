@@ -34,7 +34,7 @@ pub(super) fn lint(plan: &NpuPlan, caps: &Caps, stream: &[u8], next: &[Option<u3
         let (m, k, n) = (
             value(regcmd::reg::DATA_SIZE3),
             value(regcmd::reg::WEIGHT_SIZE1),
-            value(regcmd::reg::WDMA_SIZE_0) + 1,
+            value(regcmd::reg::WDMA_SIZE_0).wrapping_add(1),
         );
         if (m, k, n) != (p.m, p.k, p.n) {
             return Err(refuse(format!(
