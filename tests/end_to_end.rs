@@ -255,3 +255,23 @@ fn impossible_requests_are_refused() {
     let error = Session::open(&pack, config(Some(513))).err().unwrap();
     assert_eq!(error.exit_code(), 2, "{error}");
 }
+
+#[test]
+fn packs_pass_their_own_selftest_and_damage_does_not() {
+    let checkpoint = root().join("tests/data/llama-bf16");
+    let dir = tempfile::tempdir().unwrap();
+    let pack = dir.path().join("m.orkpack");
+    compile(&checkpoint, &pack, |_| {});
+    let checked = ork_loader::selftest::run(&pack, 2).unwrap();
+    assert_eq!(checked.texts, 3);
+    assert!(2 <= checked.blocks && checked.logits == 512, "{checked:?}");
+    // One weight bit: the hash finds it, and so would the blocks.
+    let mut bytes = std::fs::read(&pack).unwrap();
+    bytes[65536 + 5] ^= 1;
+    std::fs::write(&pack, bytes).unwrap();
+    let error = ork_loader::selftest::run(&pack, 1).unwrap_err();
+    assert_eq!(error.exit_code(), 7, "{error}");
+    let lossless = dir.path().join("l.orkpack");
+    compile(&checkpoint, &lossless, |o| o.lossless = true);
+    assert_eq!(ork_loader::selftest::run(&lossless, 1).unwrap().blocks, 0);
+}

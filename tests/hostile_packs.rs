@@ -98,14 +98,20 @@ fn forged_headers_are_refused() {
         Reader::parse(&bytes).unwrap_err()
     };
     assert!(matches!(
-        forge(8, &[2]),
-        PackError::Version { found: 2, .. }
+        forge(8, &[3]),
+        PackError::Version { found: 3, .. }
     ));
+    assert!(matches!(
+        forge(8, &[0]),
+        PackError::Version { found: 0, .. }
+    ));
+    // Version 1 has no golden section.
+    assert!(matches!(forge(8, &[1]), PackError::Section { .. }));
     assert!(matches!(forge(24, &[0xff; 8]), PackError::Caps { .. }));
     assert!(matches!(forge(32, b"rk0000"), PackError::Soc(_)));
     assert!(matches!(forge(12, &[0xff; 4]), PackError::Section { .. }));
     // Section rows: kind, offset, stored, raw.
-    for row in 0..6 {
+    for row in 0..7 {
         let row = 64 + row * 64;
         assert!(matches!(forge(row, &[0x77]), PackError::Section { .. }));
         for field in [8, 16, 24] {
@@ -113,8 +119,8 @@ fn forged_headers_are_refused() {
             assert!(matches!(error, PackError::Section { .. }), "{error}");
         }
     }
-    // The tokenizer's and the manifest's hashes.
-    for row in [4, 5] {
+    // The hashes of the cold sections.
+    for row in [4, 5, 6] {
         let error = forge(64 + row * 64 + 32, &[0; 32]);
         assert!(matches!(error, PackError::SectionHash(_)), "{error}");
     }
@@ -298,11 +304,34 @@ fn forged_manifests_are_refused() {
 /// Reserved header bytes are zero, whatever the checksum says.
 #[test]
 fn reserved_bytes_are_checked() {
-    for at in [48, 63, 68, 64 + 6 * 64, HEADER_BYTES - 33, 40] {
+    for at in [48, 63, 68, 64 + 7 * 64, HEADER_BYTES - 33, 40] {
         let mut bytes = pack().to_vec();
         bytes[at] ^= 1;
         sign_header(&mut bytes);
         let error = Reader::parse(&bytes).unwrap_err();
         assert_eq!(error, PackError::Padding(at as u64));
     }
+}
+
+/// The previous version, which had no golden section, is still read.
+#[test]
+fn version_one_is_read() {
+    let good = pack();
+    let sections = Reader::parse(good).unwrap().sections().to_vec();
+    let (golden, manifest) = (sections[5], sections[6]);
+    let stored = &good[manifest.offset as usize..];
+    let mut bytes = [&good[..golden.offset as usize], stored].concat();
+    let total = bytes.len() as u64;
+    bytes[8..12].copy_from_slice(&1u32.to_le_bytes());
+    bytes[12..16].copy_from_slice(&6u32.to_le_bytes());
+    bytes[16..24].copy_from_slice(&total.to_le_bytes());
+    bytes.copy_within(64 + 6 * 64..64 + 7 * 64, 64 + 5 * 64);
+    bytes[64 + 5 * 64 + 8..][..8].copy_from_slice(&golden.offset.to_le_bytes());
+    bytes[64 + 6 * 64..64 + 7 * 64].fill(0);
+    sign_header(&mut bytes);
+    let reader = Reader::parse(&bytes).unwrap();
+    reader.verify(&bytes).unwrap();
+    assert_eq!(reader.version(), 1);
+    assert!(reader.golden().is_none());
+    assert_eq!(reader.manifest(), Reader::parse(good).unwrap().manifest());
 }

@@ -6,6 +6,7 @@ pub mod checkpoint;
 pub mod compile;
 pub mod emit;
 pub mod error;
+pub mod golden;
 pub mod graph;
 pub mod memory;
 pub mod pack;

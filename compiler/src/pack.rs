@@ -3,12 +3,14 @@
 use crate::checkpoint::{Checkpoint, Raw};
 use crate::emit::Emitted;
 use crate::error::{Error, Result};
+use crate::golden::{self, Answers};
 use crate::graph::{Graph, TensorDecl};
 use crate::memory::Memory;
 use crate::place::{Host, Placed};
 use crate::quantize::{int4, int8, not_finite, row_f32, w8a8};
 use crate::schedule::{Matrix, Schedule};
 use indicatif::ProgressBar;
+use ork_formats::golden::Golden;
 use ork_formats::model::{FloatType, HostForm, Manifest, NpuForm, Span, Tensor};
 use ork_formats::pack::write::{SectionId, WriteError, Writer};
 use ork_formats::pack::{Kind, Reader};
@@ -139,6 +141,7 @@ pub fn write(
         .flat_map(|plan| plan.extents.iter().map(|e| e.file_offset))
         .collect();
     let mut accumulator = 0;
+    let mut answers = Answers::default();
     for (decl, tensor) in graph.tensors.iter().zip(&mut manifest.tensors) {
         if stop.load(Ordering::Relaxed) {
             // Dropping the writer removes its temporary file.
@@ -155,7 +158,9 @@ pub fn write(
             host.put(&mut writer, form.scales.offset, &scales)?;
             for block in &form.blocks {
                 let at = extents[block.at.extent as usize] + u64::from(block.at.offset);
-                npu.put(&mut writer, at, &codes.block(block, form.slice_k as usize))?;
+                let bytes = codes.block(block, form.slice_k as usize);
+                npu.put(&mut writer, at, &bytes)?;
+                answers.consider(manifest.npu.as_ref(), form, block, &bytes);
             }
         }
         progress.inc(raw.bytes.len() as u64);
@@ -170,6 +175,10 @@ pub fn write(
         writer.write(id, &bytes)?;
     }
     writer.tokenizer(tokenizer)?;
+    writer.golden(&Golden {
+        texts: golden::texts(tokenizer, &manifest.text)?,
+        blocks: answers.into_blocks(),
+    })?;
     writer.manifest(manifest)?;
     let hash = writer.seal()?;
     // The loader's own proofs, before anybody can see the file.

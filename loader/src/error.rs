@@ -20,6 +20,9 @@ pub enum Error {
     /// The device is held by someone else or absent.
     #[error("{0}")]
     Busy(String),
+    /// The pack's own answers or hashes contradict what was computed.
+    #[error("{0}")]
+    Verify(String),
     /// Execution failed.
     #[error("{0}")]
     Failed(String),
@@ -47,6 +50,7 @@ impl Error {
             Self::Fit(_) => 4,
             Self::Mismatch(_) => 5,
             Self::Busy(_) => 6,
+            Self::Verify(_) => 7,
         }
     }
 }

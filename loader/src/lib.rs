@@ -7,5 +7,6 @@ mod exec;
 pub mod generate;
 pub mod map;
 pub mod sampler;
+pub mod selftest;
 pub mod session;
 pub mod tokenizer;

@@ -10,6 +10,7 @@ use ork_loader::error::{Error, Result};
 use ork_loader::generate;
 use ork_loader::map::Pack;
 use ork_loader::sampler::Sampler;
+use ork_loader::selftest;
 use ork_loader::session::{Backend, Config, Session};
 use ork_loader::tokenizer::Tokenizer;
 use safetensors::tensor::{Dtype, TensorView};
@@ -33,6 +34,8 @@ enum Command {
     Logits(LogitsArgs),
     /// Describe a pack
     Inspect(InspectArgs),
+    /// Check a pack on this machine against the answers it carries
+    Selftest(SelftestArgs),
 }
 
 #[derive(Args)]
@@ -99,6 +102,15 @@ struct LogitsArgs {
 }
 
 #[derive(Args)]
+struct SelftestArgs {
+    /// The .orkpack file
+    pack: PathBuf,
+    /// Worker threads [default: all cores]
+    #[arg(short, long)]
+    threads: Option<usize>,
+}
+
+#[derive(Args)]
 struct InspectArgs {
     /// The .orkpack file
     pack: PathBuf,
@@ -112,6 +124,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run(&args),
         Command::Logits(args) => logits(&args),
         Command::Inspect(args) => inspect(&args),
+        Command::Selftest(args) => selftest(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -122,8 +135,20 @@ fn main() -> ExitCode {
     }
 }
 
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn selftest(args: &SelftestArgs) -> Result<()> {
+    let checked = selftest::run(&args.pack, args.threads.unwrap_or_else(cores))?;
+    say(&format!(
+        "ok: {} sections hashed, {} texts tokenised, {} int32 blocks and {} logits compared\n",
+        checked.sections, checked.texts, checked.blocks, checked.logits
+    ))
+    .map(drop)
+}
+
 fn open(args: &Open) -> Result<Session> {
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let config = Config {
         backend: match args.backend {
             BackendArg::Cpu => Backend::Cpu,

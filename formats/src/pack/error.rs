@@ -22,13 +22,16 @@ pub enum PackError {
     },
     /// Format version out of range.
     #[error(
-        "pack format version {found}, this build reads {reads}; recompile the pack with the matching `orkc`"
+        "pack format version {found}, this build reads {oldest} to {newest}; {}",
+        if newest < found { "install a newer `ork`" } else { "recompile the checkpoint with this `orkc`" }
     )]
     Version {
         /// In the file.
         found: u32,
-        /// Understood.
-        reads: u32,
+        /// Oldest understood.
+        oldest: u32,
+        /// Newest understood.
+        newest: u32,
     },
     /// The header page was altered.
     #[error("header checksum mismatch: the first 4096 bytes are damaged, copy the file again")]
@@ -70,9 +73,14 @@ pub enum PackError {
     /// Padding between sections is not zero.
     #[error("byte {0} is padding but not zero; the file is damaged")]
     Padding(u64),
-    /// The manifest does not decode.
-    #[error("the manifest does not decode: {0}")]
-    Manifest(String),
+    /// A cold section does not decode.
+    #[error("section {section} does not decode: {fault}")]
+    Decode {
+        /// Which.
+        section: &'static str,
+        /// The decoder's words.
+        fault: String,
+    },
     /// The manifest contradicts itself or the sections.
     #[error("manifest: {0}")]
     Model(String),

@@ -4,8 +4,10 @@ use super::PackError;
 
 /// First 8 bytes: a high bit, the name, and line endings that text-mode copies destroy.
 pub const MAGIC: [u8; 8] = [0x89, b'O', b'R', b'K', b'\r', b'\n', 0x1a, b'\n'];
-/// Format version written and read.
-pub const VERSION: u32 = 1;
+/// Format version written; the previous one is read too. Version 1 had no golden section.
+pub const VERSION: u32 = 2;
+/// Oldest format version read.
+pub const OLDEST: u32 = 1;
 /// Bytes of the header page.
 pub const HEADER_BYTES: usize = 4096;
 /// Alignment of every section: the largest page size among 64-bit Linux kernels.
@@ -32,18 +34,28 @@ pub enum Kind {
     Tokenizer = 5,
     /// bincode [`crate::model::Manifest`], zstd.
     Manifest = 6,
+    /// bincode [`crate::golden::Golden`], zstd; since version 2.
+    Golden = 7,
 }
 
 impl Kind {
     /// Every kind, in file order.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::NpuWeights,
         Self::HostWeights,
         Self::Programs,
         Self::Relocs,
         Self::Tokenizer,
+        Self::Golden,
         Self::Manifest,
     ];
+
+    /// The kinds a file of format `version` holds, in file order.
+    pub fn of_version(version: u32) -> impl Iterator<Item = Self> {
+        Self::ALL
+            .into_iter()
+            .filter(move |kind| *kind != Self::Golden || 2 <= version)
+    }
 
     /// Name for reports and errors.
     #[must_use]
@@ -55,13 +67,14 @@ impl Kind {
             Self::Relocs => "relocs",
             Self::Tokenizer => "tokenizer",
             Self::Manifest => "manifest",
+            Self::Golden => "golden",
         }
     }
 
     /// Whether the bytes are zstd compressed.
     #[must_use]
     pub fn compressed(self) -> bool {
-        matches!(self, Self::Tokenizer | Self::Manifest)
+        matches!(self, Self::Tokenizer | Self::Manifest | Self::Golden)
     }
 
     fn from_u32(value: u32) -> Option<Self> {
@@ -87,6 +100,7 @@ pub struct Section {
 /// The decoded header page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Header {
+    pub(super) version: u32,
     pub(super) total: u64,
     pub(super) fingerprint: u64,
     pub(super) soc: String,
@@ -118,10 +132,11 @@ impl Header {
         }
         let page = &file[..HEADER_BYTES];
         let version = u32_at(page, 8);
-        if version != VERSION {
+        if !(OLDEST..=VERSION).contains(&version) {
             return Err(PackError::Version {
                 found: version,
-                reads: VERSION,
+                oldest: OLDEST,
+                newest: VERSION,
             });
         }
         if blake3::hash(&page[..HASH]).as_bytes() != &page[HASH..] {
@@ -153,6 +168,7 @@ impl Header {
             });
         }
         let header = Self {
+            version,
             total: u64_at(page, 16),
             fingerprint: u64_at(page, 24),
             soc,
@@ -169,7 +185,7 @@ impl Header {
     pub(super) fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut page = [0u8; HEADER_BYTES];
         page[..8].copy_from_slice(&MAGIC);
-        page[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        page[8..12].copy_from_slice(&self.version.to_le_bytes());
         page[12..16].copy_from_slice(&(self.sections.len() as u32).to_le_bytes());
         page[16..24].copy_from_slice(&self.total.to_le_bytes());
         page[24..32].copy_from_slice(&self.fingerprint.to_le_bytes());

@@ -11,7 +11,7 @@ mod read;
 pub mod write;
 
 pub use error::PackError;
-pub use header::{ALIGN, HEADER_BYTES, Kind, MAGIC, Section, VERSION};
+pub use header::{ALIGN, HEADER_BYTES, Kind, MAGIC, OLDEST, Section, VERSION};
 pub use read::Reader;
 
 /// Most bytes a compressed section may expand to.

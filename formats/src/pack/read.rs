@@ -2,9 +2,11 @@
 
 use super::header::Header;
 use super::{ALIGN, COLD_LIMIT, HEADER_BYTES, Kind, PackError, Section, prove};
+use crate::golden::Golden;
 use crate::model::Manifest;
 use crate::regcmd::Reloc;
 use ork_caps::Caps;
+use serde::de::DeserializeOwned;
 use std::ops::Range;
 
 /// A proven pack. It owns the cold sections and remembers where the hot ones are; the file's bytes
@@ -16,6 +18,8 @@ pub struct Reader {
     tokenizer: Vec<u8>,
     programs: Vec<u8>,
     relocs: Vec<Reloc>,
+    golden: Option<Golden>,
+    version: u32,
     caps: &'static Caps,
     total: u64,
 }
@@ -42,12 +46,14 @@ impl Reader {
                 have: caps.fingerprint(),
             });
         }
-        check_sections(file, &header.sections)?;
+        check_sections(file, header.version, &header.sections)?;
         let mut reader = Self {
             manifest: Manifest::empty(),
             tokenizer: Vec::new(),
             programs: Vec::new(),
             relocs: Vec::new(),
+            golden: None,
+            version: header.version,
             sections: header.sections,
             caps,
             total: header.total,
@@ -65,17 +71,7 @@ impl Reader {
         reader.relocs = reader.decode_relocs(file)?;
         reader.tokenizer = reader.decompress(file, Kind::Tokenizer)?;
         let raw = reader.decompress(file, Kind::Manifest)?;
-        let config = bincode::config::standard().with_limit::<{ COLD_LIMIT as usize }>();
-        let (manifest, used): (Manifest, usize) =
-            bincode::serde::decode_from_slice(&raw, config)
-                .map_err(|e| PackError::Manifest(e.to_string()))?;
-        if used != raw.len() {
-            return Err(PackError::Manifest(format!(
-                "{} bytes left over",
-                raw.len() - used
-            )));
-        }
-        reader.manifest = manifest;
+        reader.manifest = decode(Kind::Manifest, &raw)?;
         prove::model(&reader.manifest, reader.section(Kind::HostWeights).stored)?;
         prove::programs(
             &reader.manifest,
@@ -84,6 +80,23 @@ impl Reader {
             &reader.relocs,
             reader.section(Kind::NpuWeights).stored,
         )?;
+        if 2 <= header.version {
+            reader.check_hash(file, Kind::Golden)?;
+            let raw = reader.decompress(file, Kind::Golden)?;
+            let golden: Golden = decode(Kind::Golden, &raw)?;
+            let programs = reader.manifest.npu.as_ref().map_or(0, |p| p.programs.len());
+            if let Some(answer) = golden
+                .blocks
+                .iter()
+                .find(|a| programs <= a.program as usize)
+            {
+                return Err(PackError::Model(format!(
+                    "golden answer of program {}, there are {programs}",
+                    answer.program
+                )));
+            }
+            reader.golden = Some(golden);
+        }
         Ok(reader)
     }
 
@@ -92,9 +105,19 @@ impl Reader {
     /// # Errors
     /// [`PackError::SectionHash`] naming the first damaged one.
     pub fn verify(&self, file: &[u8]) -> Result<(), PackError> {
-        Kind::ALL
-            .into_iter()
-            .try_for_each(|kind| self.check_hash(file, kind))
+        Kind::of_version(self.version).try_for_each(|kind| self.check_hash(file, kind))
+    }
+
+    /// Format version of the file.
+    #[must_use]
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// Known answers; `None` in packs of version 1.
+    #[must_use]
+    pub fn golden(&self) -> Option<&Golden> {
+        self.golden.as_ref()
     }
 
     /// The manifest.
@@ -211,20 +234,36 @@ impl Reader {
     }
 }
 
+/// Decodes a whole cold section.
+fn decode<T: DeserializeOwned>(kind: Kind, raw: &[u8]) -> Result<T, PackError> {
+    let fault = |fault| PackError::Decode {
+        section: kind.name(),
+        fault,
+    };
+    let config = bincode::config::standard().with_limit::<{ COLD_LIMIT as usize }>();
+    let (value, used) =
+        bincode::serde::decode_from_slice(raw, config).map_err(|e| fault(e.to_string()))?;
+    match used == raw.len() {
+        true => Ok(value),
+        false => Err(fault(format!("{} bytes left over", raw.len() - used))),
+    }
+}
+
 /// Proves the table: every kind once, in order, aligned, no gap but zero padding, nothing after.
-fn check_sections(file: &[u8], sections: &[Section]) -> Result<(), PackError> {
+fn check_sections(file: &[u8], version: u32, sections: &[Section]) -> Result<(), PackError> {
     let fault = |kind: Kind, fault: String| PackError::Section {
         section: kind.name().into(),
         fault,
     };
-    if sections.len() != Kind::ALL.len() {
+    let kinds: Vec<Kind> = Kind::of_version(version).collect();
+    if sections.len() != kinds.len() {
         return Err(PackError::Section {
             section: "table".into(),
-            fault: format!("{} sections, expected {}", sections.len(), Kind::ALL.len()),
+            fault: format!("{} sections, expected {}", sections.len(), kinds.len()),
         });
     }
     let mut end = HEADER_BYTES as u64;
-    for (section, kind) in sections.iter().zip(Kind::ALL) {
+    for (section, kind) in sections.iter().zip(kinds) {
         if section.kind != kind {
             return Err(fault(
                 section.kind,

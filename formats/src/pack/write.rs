@@ -1,7 +1,8 @@
 //! The deterministic writer: a temporary sibling, synced, renamed.
 
 use super::header::Header;
-use super::{ALIGN, HEADER_BYTES, Kind, MAGIC, Section};
+use super::{ALIGN, HEADER_BYTES, Kind, MAGIC, Section, VERSION};
+use crate::golden::Golden;
 use crate::model::Manifest;
 use ork_caps::Caps;
 use std::fs::{File, OpenOptions};
@@ -154,6 +155,16 @@ impl Writer {
         self.compressed(Kind::Tokenizer, definition)
     }
 
+    /// Writes the golden section.
+    ///
+    /// # Errors
+    /// [`WriteError::Io`].
+    pub fn golden(&mut self, golden: &Golden) -> Result<(), WriteError> {
+        let bytes = bincode::serde::encode_to_vec(golden, bincode::config::standard())
+            .expect("golden vectors have no value that bincode refuses");
+        self.compressed(Kind::Golden, &bytes)
+    }
+
     /// Writes the manifest section.
     ///
     /// # Errors
@@ -185,6 +196,7 @@ impl Writer {
             });
         }
         let page = Header {
+            version: VERSION,
             total: self.end,
             fingerprint: self.fingerprint,
             soc: self.soc.to_string(),
