@@ -47,7 +47,7 @@ pub enum Finding {
     Rows { rows: u32, cap: u32, k: u32 },
     #[error("N {n} exceeds {max}")]
     NMax { n: u32, max: u32 },
-    #[error("N {n} is not a multiple of {granule}")]
+    #[error("N {n} is no positive multiple of {granule}")]
     NGranule { n: u32, granule: u32 },
     #[error("CONV_CON2 is {0:#x}, must hold 1..={1} feature grains in bits 13:4 and nothing else")]
     Grains(u32, u32),
@@ -261,7 +261,8 @@ fn limits(
             max: caps.n_max.value,
         });
     }
-    if n % caps.n_granule.value != 0 {
+    // The register holds N - 1, so an N of zero wraps through every other rule.
+    if n == 0 || n % caps.n_granule.value != 0 {
         found.push(Finding::NGranule {
             n,
             granule: caps.n_granule.value,
