@@ -61,7 +61,7 @@ impl Reader {
         let config = bincode::config::standard().with_limit::<{ COLD_LIMIT as usize }>();
         let (manifest, used): (Manifest, usize) =
             bincode::serde::decode_from_slice(&raw, config)
-                .map_err(|e| PackError::Manifest(e.to_string()))?;
+                .map_err(|e| PackError::Manifest(crate::one_line(&e.to_string())))?;
         if used != raw.len() {
             return Err(PackError::Manifest(format!(
                 "{} bytes left over",
@@ -245,6 +245,12 @@ fn check_sections(file: &[u8], sections: &[Section]) -> Result<(), PackError> {
             return Err(fault(
                 kind,
                 format!("promises {} bytes from {}", section.raw, section.stored),
+            ));
+        }
+        if kind == Kind::Relocs && !section.stored.is_multiple_of(size_of::<Reloc>() as u64) {
+            return Err(fault(
+                kind,
+                format!("{} bytes are no whole relocations", section.stored),
             ));
         }
         if !kind.compressed() && section.raw != section.stored {
