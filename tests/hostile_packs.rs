@@ -1,6 +1,7 @@
 //! Cut, flipped and forged packs: always a specific error, never a panic.
 
 use ork_compiler::compile::{self, Options};
+use ork_formats::model::{Manifest, Op, Region};
 use ork_formats::pack::{HEADER_BYTES, PackError, Reader};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -148,4 +149,87 @@ fn forged_streams_and_relocations_are_refused() {
             "reloc byte {at}: {error}"
         );
     }
+}
+
+/// Replaces the manifest, which is the last section, and signs the file.
+fn forge_manifest(change: impl FnOnce(&mut Manifest)) -> String {
+    let good = pack();
+    let reader = Reader::parse(good).unwrap();
+    let mut manifest = reader.manifest().clone();
+    change(&mut manifest);
+    let raw = bincode::serde::encode_to_vec(&manifest, bincode::config::standard()).unwrap();
+    let stored = zstd::bulk::compress(&raw, 1).unwrap();
+    let mut bytes = good[..reader.sections()[5].offset as usize].to_vec();
+    bytes.extend_from_slice(&stored);
+    let total = bytes.len() as u64;
+    bytes[16..24].copy_from_slice(&total.to_le_bytes());
+    let row = 64 + 5 * 64;
+    bytes[row + 16..row + 24].copy_from_slice(&(stored.len() as u64).to_le_bytes());
+    bytes[row + 24..row + 32].copy_from_slice(&(raw.len() as u64).to_le_bytes());
+    bytes[row + 32..row + 64].copy_from_slice(blake3::hash(&stored).as_bytes());
+    sign_header(&mut bytes);
+    let error = Reader::parse(&bytes).unwrap_err().to_string();
+    assert!(!error.contains('\n'), "{error}");
+    error
+}
+
+/// Manifests that once overflowed, panicked at run time, or reserved memory that no file justifies.
+#[test]
+fn forged_manifests_are_refused() {
+    let error = forge_manifest(|m| {
+        let form = m.tensors.iter_mut().find_map(|t| t.npu.as_mut()).unwrap();
+        (form.slice_k, form.k_slices) = (u32::MAX, u32::MAX);
+    });
+    assert!(error.contains("overflows int32"), "{error}");
+    let error = forge_manifest(|m| {
+        for op in &mut m.model.ops {
+            if let Op::Attention { q, out, .. } = op {
+                *out = *q;
+            }
+        }
+    });
+    assert!(error.contains("attention in place"), "{error}");
+    let error = forge_manifest(|m| {
+        for op in &mut m.model.ops {
+            if let Op::Add { x, out, .. } = op {
+                *x = *out;
+            }
+        }
+    });
+    assert!(error.contains("added to itself"), "{error}");
+    let error = forge_manifest(|m| m.model.slots.extend([1 << 20; 100]));
+    assert!(error.contains("values a row"), "{error}");
+    for region in [Region::Tasks, Region::A, Region::Ring] {
+        let error = forge_manifest(|m| {
+            let extents = &mut m.npu.as_mut().unwrap().extents;
+            let last = extents.iter_mut().rfind(|e| e.region == region).unwrap();
+            last.bytes = 64 << 20;
+        });
+        assert!(error.contains("the programs use"), "{error}");
+    }
+    let error = forge_manifest(|m| {
+        m.tensors[0].name = "two\nlines".into();
+        m.tensors[0].n = 0;
+    });
+    assert!(error.contains("two\\nlines"), "{error}");
+}
+
+/// The weight extents are whole pages, the section is what the compiler wrote: a block must end inside
+/// both, since the CPU reads it from the file.
+#[test]
+fn weight_blocks_end_inside_the_section() {
+    let good = pack();
+    let reader = Reader::parse(good).unwrap();
+    let sections = reader.sections();
+    let mut bytes = good.to_vec();
+    let cut = 64;
+    let stored = sections[0].stored - cut;
+    // The next section starts at the same multiple of 64 KiB only if the cut does not cross one.
+    let end = (sections[0].offset + stored) as usize;
+    bytes[end..end + cut as usize].fill(0);
+    bytes[64 + 16..64 + 24].copy_from_slice(&stored.to_le_bytes());
+    bytes[64 + 24..64 + 32].copy_from_slice(&stored.to_le_bytes());
+    sign_header(&mut bytes);
+    let error = Reader::parse(&bytes).unwrap_err().to_string();
+    assert!(error.contains("exceeds the section's"), "{error}");
 }

@@ -17,7 +17,8 @@ use ork_caps::Caps;
 type Proof = Result<(), PackError>;
 
 fn bad(text: String) -> PackError {
-    PackError::Model(text)
+    // Tensor names come from the file.
+    PackError::Model(crate::one_line(&text))
 }
 
 fn ensure(holds: bool, text: impl FnOnce() -> String) -> Proof {
@@ -70,7 +71,7 @@ pub(super) fn programs(
     let bytes = (plan.programs.len() * regcmd::BYTES) as u64;
     same(stream.len() as u64, bytes, "program bytes")?;
     plan::extents(plan, caps, stream.len() as u64, weights)?;
-    let next = plan::chains(manifest, plan)?;
+    let next = plan::chains(manifest, plan, weights)?;
     streams::lint(plan, caps, stream, &next)?;
     streams::relocations(plan, stream, relocs, &next)
 }

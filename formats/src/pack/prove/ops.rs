@@ -20,6 +20,12 @@ pub(in crate::pack) fn model(manifest: &Manifest, host: u64) -> Proof {
             format!("slot width {width}")
         })?;
     }
+    // A slot is filled from weights, so no honest row is wider than the weights are long. Without this
+    // a manifest of a few bytes could ask for terabytes of activations.
+    let row: u64 = model.slots.iter().map(|w| u64::from(*w)).sum();
+    ensure(row <= host.min(u64::from(MAX_DIM)), || {
+        format!("activation slots of {row} values a row, {host} bytes of host weights")
+    })?;
     ensure((1..=MAX_DIM).contains(&model.vocab), || {
         format!("vocab {}", model.vocab)
     })?;
@@ -152,6 +158,7 @@ fn prove_op(manifest: &Manifest, op: &Op) -> Proof {
             same(w(v)?, kv, "value width")?;
             same(w(q)?, all, "query width")?;
             same(w(out)?, all, "attention width")?;
+            ensure(q != out, || format!("attention in place on slot {q}"))?;
             ensure(heads != 0 && heads % c.kv_heads == 0, || {
                 format!("{heads} heads over {} kv heads", c.kv_heads)
             })
@@ -160,7 +167,10 @@ fn prove_op(manifest: &Manifest, op: &Op) -> Proof {
             same(w(gate)?, w(up)?, "gate and up")?;
             same(w(gate)?, w(out)?, "gate and out")
         }
-        Op::Add { x, out, .. } => same(w(x)?, w(out)?, "addends"),
+        Op::Add { x, out, .. } => {
+            ensure(x != out, || format!("slot {x} added to itself"))?;
+            same(w(x)?, w(out)?, "addends")
+        }
     }
 }
 

@@ -45,6 +45,28 @@ pub(super) fn extents(plan: &NpuPlan, caps: &Caps, stream: u64, weights: u64) ->
     ensure(sum <= window, || {
         format!("extents need {sum} bytes, the window has {window}")
     })?;
+    // Nothing in the file backs these regions, so what the programs use bounds them.
+    let page = caps.page.value;
+    let programs = plan.programs.len() as u64;
+    let blocks = plan.programs.iter().fold(0u64, |sum, p| {
+        let bytes = u64::from(p.m)
+            .saturating_mul(u64::from(p.n))
+            .saturating_mul(4);
+        sum.saturating_add(bytes).saturating_add(page)
+    });
+    let buffers = plan.a_buffers.len() as u64 * u64::from(plan.a_bytes).next_multiple_of(page);
+    let tasks = (programs * 2 * u64::from(caps.task_bytes.value)).next_multiple_of(page);
+    for (region, most) in [
+        (Region::Tasks, tasks),
+        (Region::A, buffers),
+        (Region::Ring, blocks),
+    ] {
+        let extents = plan.extents.iter().filter(|e| e.region == region);
+        let have: u64 = extents.map(|e| e.bytes).sum();
+        ensure(have <= most, || {
+            format!("{region:?} extents hold {have} bytes, the programs use {most}")
+        })?;
+    }
     // The last extent of a region is rounded up to a page; the section holds the bytes in use.
     for (region, used, section) in file {
         ensure(
@@ -56,7 +78,11 @@ pub(super) fn extents(plan: &NpuPlan, caps: &Caps, stream: u64, weights: u64) ->
 }
 
 /// Proves every NPU form; returns which program follows which.
-pub(super) fn chains(manifest: &Manifest, plan: &NpuPlan) -> Result<Vec<Option<u32>>, PackError> {
+pub(super) fn chains(
+    manifest: &Manifest,
+    plan: &NpuPlan,
+    weights: u64,
+) -> Result<Vec<Option<u32>>, PackError> {
     let mut buffers = Vec::new();
     for at in &plan.a_buffers {
         inside(plan, *at, u64::from(plan.a_bytes), Region::A, "A buffer")?;
@@ -69,7 +95,7 @@ pub(super) fn chains(manifest: &Manifest, plan: &NpuPlan) -> Result<Vec<Option<u
     };
     for tensor in &manifest.tensors {
         if let Some(form) = &tensor.npu {
-            npu_form(plan, tensor, form)?;
+            npu_form(plan, tensor, form, weights)?;
             let cores = columns(plan, tensor, form)?;
             for chain in &form.chains {
                 walk.chain(plan, tensor, form, chain, &cores)?;
@@ -83,7 +109,7 @@ pub(super) fn chains(manifest: &Manifest, plan: &NpuPlan) -> Result<Vec<Option<u
     }
 }
 
-fn npu_form(plan: &NpuPlan, t: &Tensor, form: &NpuForm) -> Proof {
+fn npu_form(plan: &NpuPlan, t: &Tensor, form: &NpuForm, weights: u64) -> Proof {
     let covered = u64::from(form.slice_k) * u64::from(form.k_slices);
     ensure(u64::from(t.k) <= covered && 0 < form.k_slices, || {
         format!(
@@ -91,8 +117,9 @@ fn npu_form(plan: &NpuPlan, t: &Tensor, form: &NpuForm) -> Proof {
             t.name, form.k_slices, form.slice_k, t.k
         )
     })?;
-    // int32 exactness: 127 * 127 * K stays inside i32, sentinel included.
-    ensure(covered * 127 * 127 < i32::MAX as u64, || {
+    // int32 exactness: activations reach 127 and a forged weight -128. Divided, since a forged K may
+    // be anything.
+    ensure(covered < i32::MAX as u64 / (127 * 128), || {
         format!("{}: K {covered} overflows int32", t.name)
     })?;
     ensure(
@@ -122,13 +149,16 @@ fn npu_form(plan: &NpuPlan, t: &Tensor, form: &NpuForm) -> Proof {
                 && u64::from(n0) + u64::from(cols) <= u64::from(padded),
             || format!("{}: weight block {block:?}", t.name),
         )?;
-        inside(
-            plan,
-            at,
-            u64::from(cols) * u64::from(form.slice_k),
-            Region::Weights,
-            &t.name,
-        )?;
+        let bytes = u64::from(cols) * u64::from(form.slice_k);
+        inside(plan, at, bytes, Region::Weights, &t.name)?;
+        // The last extent is rounded up to a page and so may be longer than what the file holds.
+        let start = plan.extents[at.extent as usize].file_offset + u64::from(at.offset);
+        ensure(start + bytes <= weights, || {
+            format!(
+                "{}: weight block {block:?} exceeds the section's {weights}",
+                t.name
+            )
+        })?;
     }
     Ok(())
 }
