@@ -30,6 +30,22 @@ fn checkpoints_that_are_none() {
     let (code, text) = refuse(&family, &out);
     assert_eq!(code, 3, "{text}");
     assert!(text.contains("zebra") && !text.contains('\n'), "{text}");
+
+    // Names out of the files may hold anything; the error is one line all the same.
+    for (from, to) in [
+        ("\"model_type\": \"llama\"", "\"model_type\": \"ze\\nbra\""),
+        (
+            "\"hidden_act\": \"silu\"",
+            "\"hidden_act\": \"ge\\u001b[2Jlu\"",
+        ),
+        ("\"mlp_bias\": false", "\"head_dim\": 16777216"),
+    ] {
+        let config = std::fs::read_to_string(source.join("config.json")).unwrap();
+        std::fs::write(family.join("config.json"), config.replace(from, to)).unwrap();
+        let (code, text) = refuse(&family, &out);
+        assert_eq!(code, 3, "{text}");
+        assert!(!text.chars().any(char::is_control), "{text:?}");
+    }
     assert!(!out.exists());
 }
 

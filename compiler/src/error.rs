@@ -1,24 +1,25 @@
 //! Every way `orkc` can fail, each with its exit code.
 
+use ork_formats::one_line;
 use std::path::PathBuf;
 
 /// A failure, worded for the person who typed the command.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The command line makes no sense.
-    #[error("{0}")]
+    #[error("{}", one_line(.0))]
     Usage(String),
     /// The checkpoint is missing, damaged or of an unknown kind.
-    #[error("{0}")]
+    #[error("{}", one_line(.0))]
     Input(String),
     /// The model exceeds a budget.
-    #[error("{0}")]
+    #[error("{}", one_line(.0))]
     Fit(String),
     /// A pack or SoC is of the wrong kind or version.
-    #[error("{0}")]
+    #[error("{}", one_line(.0))]
     Mismatch(String),
     /// An independent checker refused the result.
-    #[error("{0}")]
+    #[error("{}", one_line(.0))]
     Verify(String),
     /// Stopped by a signal.
     #[error("interrupted; nothing was written")]

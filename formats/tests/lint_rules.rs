@@ -187,3 +187,21 @@ fn extreme_values_are_refused_without_a_panic() {
         assert!(!lint::program(&bad, &RK3588, false).is_empty());
     }
 }
+
+/// The register holds N - 1: a consistent N of zero once passed every rule and overflowed the reader.
+#[test]
+fn an_n_of_zero_is_named() {
+    let mut words = regcmd::build(&tile(1, 512, 32), false);
+    for (register, value) in [
+        (reg::WEIGHT_SIZE0, 0),
+        (reg::WEIGHT_SIZE2, 0x0101_0000),
+        (reg::CORE_DATAOUT_SIZE_1, u32::MAX),
+        (reg::WDMA_SIZE_0, u32::MAX),
+        (reg::DATA_CUBE_NOTCH, u32::MAX),
+        (reg::DATA_CUBE_CHANNEL, u32::MAX),
+    ] {
+        patch(&mut words, register, value);
+    }
+    let found = lint::program(&words, &RK3588, false);
+    assert_eq!(found, [Finding::NGranule { n: 0, granule: 32 }]);
+}

@@ -192,6 +192,10 @@ pub(super) fn build(checkpoint: &Checkpoint, family: &str) -> Result<Graph> {
     })
 }
 
+/// Most elements per head: what a pack's rotary table may hold. A corrupted number is refused before its
+/// table is computed.
+const HEAD_MOST: u32 = 8192;
+
 /// Elements per head; even, since rotary embedding works on pairs.
 fn head_dim(config: Config<'_>, hidden: u32, heads: u32) -> Result<u32> {
     if !config.has("head_dim") && !hidden.is_multiple_of(heads) {
@@ -200,6 +204,9 @@ fn head_dim(config: Config<'_>, hidden: u32, heads: u32) -> Result<u32> {
         )));
     }
     match config.count_or("head_dim", hidden / heads)? {
+        dim if HEAD_MOST < dim => Err(Error::Input(format!(
+            "config.json: head_dim {dim} exceeds {HEAD_MOST}; correct head_dim"
+        ))),
         dim if dim.is_multiple_of(2) => Ok(dim),
         dim => Err(Error::Input(format!(
             "config.json: head_dim {dim} is odd, rotary embedding needs pairs; correct head_dim"

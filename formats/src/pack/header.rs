@@ -144,7 +144,7 @@ impl Header {
         }
         let soc_bytes = &page[32..48];
         let soc_len = soc_bytes.iter().position(|b| *b == 0).unwrap_or(16);
-        let soc = String::from_utf8_lossy(&soc_bytes[..soc_len]).into_owned();
+        let soc = crate::one_line(&String::from_utf8_lossy(&soc_bytes[..soc_len]));
         let count = u32_at(page, 12) as usize;
         if count > (HASH - TABLE) / ENTRY {
             return Err(PackError::Section {

@@ -297,6 +297,12 @@ fn check_sections(file: &[u8], version: u32, sections: &[Section]) -> Result<(),
                 format!("promises {} bytes from {}", section.raw, section.stored),
             ));
         }
+        if kind == Kind::Relocs && !section.stored.is_multiple_of(size_of::<Reloc>() as u64) {
+            return Err(fault(
+                kind,
+                format!("{} bytes are no whole relocations", section.stored),
+            ));
+        }
         if !kind.compressed() && section.raw != section.stored {
             return Err(fault(
                 kind,

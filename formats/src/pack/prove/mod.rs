@@ -17,7 +17,8 @@ use ork_caps::Caps;
 type Proof = Result<(), PackError>;
 
 fn bad(text: String) -> PackError {
-    PackError::Model(text)
+    // Tensor names come from the file.
+    PackError::Model(crate::one_line(&text))
 }
 
 fn ensure(holds: bool, text: impl FnOnce() -> String) -> Proof {
