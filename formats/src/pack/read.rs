@@ -241,8 +241,8 @@ fn decode<T: DeserializeOwned>(kind: Kind, raw: &[u8]) -> Result<T, PackError> {
         fault,
     };
     let config = bincode::config::standard().with_limit::<{ COLD_LIMIT as usize }>();
-    let (value, used) =
-        bincode::serde::decode_from_slice(raw, config).map_err(|e| fault(e.to_string()))?;
+    let (value, used) = bincode::serde::decode_from_slice(raw, config)
+        .map_err(|e| fault(crate::one_line(&e.to_string())))?;
     match used == raw.len() {
         true => Ok(value),
         false => Err(fault(format!("{} bytes left over", raw.len() - used))),

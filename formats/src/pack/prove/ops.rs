@@ -21,10 +21,11 @@ pub(in crate::pack) fn model(manifest: &Manifest, host: u64) -> Proof {
             format!("slot width {width}")
         })?;
     }
-    // What a session allocates for every row it computes.
+    // What a session allocates for every row it computes. A slot is filled from weights, so no honest
+    // row is wider than the weights are long.
     let lanes: u64 = model.slots.iter().map(|w| u64::from(*w)).sum();
-    ensure(lanes <= u64::from(MAX_DIM), || {
-        format!("activation slots of {lanes} lanes in all, at most {MAX_DIM}")
+    ensure(lanes <= host.min(u64::from(MAX_DIM)), || {
+        format!("activation slots of {lanes} lanes in all, {host} bytes of host weights")
     })?;
     ensure((1..=MAX_ROWS).contains(&model.vocab), || {
         format!("vocab {}", model.vocab)
