@@ -65,15 +65,16 @@ pub fn generate(
         if !text.is_empty() && !piece(&text)? {
             break Stop::Receiver;
         }
-        if session.position() == session.context() {
-            break Stop::Context;
-        }
+        // Asked for and delivered is the end by length, even where the context ends too.
         if ids.len() < n {
+            if session.position() == session.context() {
+                break Stop::Context;
+            }
             logits = session.decode(id)?;
         }
     };
     let rest = stream.finish();
-    if !rest.is_empty() {
+    if stop != Stop::Receiver && !rest.is_empty() {
         piece(&rest)?;
     }
     Ok(Outcome {

@@ -129,7 +129,10 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("ork: error: {error}");
+            // One line, whatever a library's message looks like (those of regexes draw pictures).
+            let text = error.to_string();
+            let lines: Vec<&str> = text.lines().map(str::trim).collect();
+            eprintln!("ork: error: {}", lines.join(" "));
             ExitCode::from(error.exit_code())
         }
     }

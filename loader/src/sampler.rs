@@ -28,13 +28,21 @@ impl Sampler {
         }
         let mut order: Vec<u32> = (0..logits.len() as u32).collect();
         let logit = |id: u32| logits[id as usize];
-        order.sort_by(|a, b| logit(*b).total_cmp(&logit(*a)).then(a.cmp(b)));
-        if self.top_k != 0 {
+        let by_logit = |a: &u32, b: &u32| logit(*b).total_cmp(&logit(*a)).then(a.cmp(b));
+        // Selecting first spares sorting a whole vocabulary for a few ids.
+        if (1..order.len()).contains(&self.top_k) {
+            order.select_nth_unstable_by(self.top_k, by_logit);
             order.truncate(self.top_k);
         }
+        order.sort_unstable_by(by_logit);
+        let Some(top) = order.first().map(|id| logit(*id)) else {
+            return 0;
+        };
+        // The top is subtracted before dividing: at tiny temperatures the quotients themselves would
+        // overflow to infinity, whose differences are no numbers. 0 / temperature stays 0.
         let mut p: Vec<f32> = order
             .iter()
-            .map(|id| logit(*id) / self.temperature)
+            .map(|id| (logit(*id) - top) / self.temperature)
             .collect();
         ork_kernels::softmax(&mut p);
         let mut sum = 0.0;
@@ -71,6 +79,29 @@ mod tests {
     #[test]
     fn greedy_takes_the_first_of_equals() {
         assert_eq!(Sampler::new(0.0, 0, 1.0, 0).sample(&[1.0, 3.0, 3.0]), 1);
+    }
+
+    #[test]
+    fn a_tiny_temperature_is_greedy() {
+        let logits = [5.0, 9.0, 8.9, -4.0];
+        for temperature in [1e-40, 1e-30, 1e-6] {
+            let mut sampler = Sampler::new(temperature, 3, 0.95, 1);
+            assert!(
+                (0..50).all(|_| sampler.sample(&logits) == 1),
+                "{temperature}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_top_k_of_the_vocabulary_or_more_is_no_limit() {
+        let logits = [1.0, 1.5, 1.2, 0.5, 1.1];
+        let draw = |k| -> Vec<u32> {
+            let mut sampler = Sampler::new(1.0, k, 1.0, 3);
+            (0..200).map(|_| sampler.sample(&logits)).collect()
+        };
+        assert!(draw(0) == draw(5) && draw(0) == draw(500));
+        assert!((0..5).all(|id| draw(0).contains(&id)));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Text to ids and back, from the definition frozen into the pack.
 
 use crate::error::{Error, Result};
-use kitoken::Kitoken;
+use kitoken::{Decoding, Definition, Kitoken};
 use ork_formats::model::Text;
 
 /// A tokenizer with the prompt rules of its checkpoint.
@@ -17,8 +17,20 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Input`] when it does not decode.
     pub fn new(definition: &[u8], text: &Text) -> Result<Self> {
-        let inner = Kitoken::from_slice(definition)
-            .map_err(|e| Error::Input(format!("the pack's tokenizer does not load: {e}")))?;
+        let fault = |e: &dyn std::fmt::Display| {
+            Error::Input(format!("the pack's tokenizer does not load: {e}"))
+        };
+        let mut definition = Definition::from_slice(definition).map_err(|e| fault(&e))?;
+        // The decoder takes the longest token of the vocabulary without asking whether there is one.
+        if definition.model.vocab().is_empty() {
+            return Err(fault(&"its vocabulary is empty"));
+        }
+        // These act on the ends of a whole text. Ids are decoded one by one, so that each would lose
+        // the space before its word; and generated text continues the prompt, so that not even the
+        // first may.
+        let ends = |d: &Decoding| matches!(d, Decoding::Strip { .. } | Decoding::Extend { .. });
+        definition.config.decoding.retain(|d| !ends(d));
+        let inner = Kitoken::from_definition(definition).map_err(|e| fault(&e))?;
         Ok(Self {
             inner,
             prefix: text.prefix.clone(),
@@ -89,6 +101,83 @@ impl Utf8Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kitoken::{
+        Configuration, Fallback, Metadata, Model, SpecialToken, SpecialTokenKind, Token,
+    };
+
+    /// A SentencePiece-like definition: `▁` for spaces, the first of which decoding a text drops.
+    fn definition(words: &[&str]) -> Vec<u8> {
+        let vocab: Vec<Token> = (0..)
+            .zip(words)
+            .map(|(id, word)| Token::from((id, word.as_bytes())))
+            .collect();
+        let special = SpecialToken {
+            id: words.len() as u32,
+            bytes: b"<end>".to_vec(),
+            kind: SpecialTokenKind::Control,
+            ident: None,
+            score: 0.0,
+            extract: true,
+        };
+        let config = Configuration {
+            fallback: vec![Fallback::Skip],
+            decoding: vec![
+                Decoding::Strip {
+                    character: '▁',
+                    left: 1,
+                    right: 0,
+                },
+                Decoding::Replace {
+                    pattern: '▁'.into(),
+                    replacement: " ".into(),
+                },
+            ],
+            ..Configuration::default()
+        };
+        Definition {
+            meta: Metadata::default(),
+            model: Model::BytePair {
+                vocab,
+                chars: false,
+            },
+            specials: vec![special],
+            config,
+        }
+        .to_vec()
+    }
+
+    fn text(prefix: &[u32], suffix: &[u32]) -> Text {
+        Text {
+            prefix: prefix.to_vec(),
+            suffix: suffix.to_vec(),
+            ..Text::default()
+        }
+    }
+
+    #[test]
+    fn words_keep_their_space_and_specials_are_silent() {
+        let tokenizer = Tokenizer::new(&definition(&["▁a", "▁b", "c"]), &text(&[], &[])).unwrap();
+        let bytes: Vec<u8> = [0, 2, 3, 1, 99]
+            .iter()
+            .flat_map(|id| tokenizer.id_bytes(*id))
+            .collect();
+        assert_eq!(String::from_utf8(bytes).unwrap(), " ac b");
+    }
+
+    #[test]
+    fn specials_in_the_text_are_recognised_and_the_rest_is_added_once() {
+        let tokenizer = Tokenizer::new(&definition(&["a", "b"]), &text(&[7, 8], &[9])).unwrap();
+        assert_eq!(tokenizer.encode("a<end>b").unwrap(), [7, 8, 0, 2, 1, 9]);
+        assert_eq!(tokenizer.encode("").unwrap(), [7, 8, 9]);
+    }
+
+    #[test]
+    fn damaged_definitions_are_bad_input() {
+        for bytes in [&b""[..], b"kitoken\0\x01\xff\xff", &definition(&[])] {
+            let fault = Tokenizer::new(bytes, &text(&[], &[])).err();
+            assert!(matches!(fault, Some(Error::Input(_))), "{fault:?}");
+        }
+    }
 
     #[test]
     fn a_split_emoji_comes_out_whole() {
