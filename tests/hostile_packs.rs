@@ -73,7 +73,7 @@ fn every_cut_is_named() {
 fn no_flipped_bit_passes_verify() {
     let mut bytes = pack().to_vec();
     let mut random = Random(2);
-    for round in 0..1000 {
+    for round in 0..10_000 {
         // Half of the flips in the small structural parts.
         let at = match round % 2 {
             0 => random.below(bytes.len()),

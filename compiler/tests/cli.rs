@@ -355,3 +355,79 @@ fn programs_are_listed_and_disassembled() {
     let missing = orkc(&["inspect", pack, "--program", "99999"]);
     assert_eq!(missing.status.code(), Some(2));
 }
+
+/// Killed or interrupted at any point, the old pack or a whole new one is there, never a part.
+#[cfg(unix)]
+#[test]
+fn killed_compiles_leave_the_old_pack_or_a_whole_one() {
+    use std::os::unix::process::ExitStatusExt;
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("o.orkpack");
+    let source = fixture();
+    let args = |chunk: &str| {
+        [
+            "compile",
+            source.to_str().unwrap(),
+            "-q",
+            "--force",
+            "--chunk",
+            chunk,
+            "-o",
+            out.to_str().unwrap(),
+        ]
+        .map(String::from)
+    };
+    let compile = |chunk: &str| {
+        Command::new(env!("CARGO_BIN_EXE_orkc"))
+            .args(args(chunk))
+            .spawn()
+            .unwrap()
+    };
+    assert!(compile("128").wait().unwrap().success());
+    let new = std::fs::read(&out).unwrap();
+    assert!(compile("64").wait().unwrap().success());
+    let old = std::fs::read(&out).unwrap();
+    assert!(new != old);
+    let mut delay = 1u64;
+    for round in 0..50 {
+        delay = delay
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(3);
+        let mut child = compile("128");
+        std::thread::sleep(std::time::Duration::from_micros((delay >> 40) % 60_000));
+        let gentle = round % 2 == 0;
+        if gentle {
+            // The child may have ended already; then there is nothing to signal.
+            let _ = Command::new("kill")
+                .args(["-INT", &child.id().to_string()])
+                .status();
+        } else {
+            child.kill().unwrap();
+        }
+        let status = child.wait().unwrap();
+        let bytes = std::fs::read(&out).unwrap();
+        assert!(
+            bytes == old || bytes == new,
+            "round {round}: a part of a pack"
+        );
+
+        if gentle {
+            // Interrupted before the handler stood, or by it, or too late to matter.
+            let ended = [Some(0), Some(130)].contains(&status.code()) || status.signal() == Some(2);
+            assert!(ended, "round {round}: {status:?}");
+        }
+        // Only a kill that cannot be caught may leave the temporary sibling.
+        for entry in std::fs::read_dir(dir.path()).unwrap() {
+            let path = entry.unwrap().path();
+            if path != out {
+                assert!(
+                    !gentle,
+                    "round {round}: {} left by an interrupt",
+                    path.display()
+                );
+                std::fs::remove_file(path).unwrap();
+            }
+        }
+        std::fs::write(&out, &old).unwrap();
+    }
+}
