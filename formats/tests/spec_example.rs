@@ -43,12 +43,7 @@ fn dump(bytes: &[u8], at: usize, len: usize) -> String {
 fn the_readme_shows_these_bytes() {
     let bytes = example();
     let readme = include_str!("../README.md");
-    for (at, len) in [
-        (0, 64),
-        (64, 64),
-        (128, 64),
-        (ALIGN as usize, 5),
-    ] {
+    for (at, len) in [(0, 64), (64, 64), (128, 64), (ALIGN as usize, 5)] {
         let lines = dump(&bytes, at, len);
         assert!(readme.contains(&lines), "README.md lacks\n{lines}");
     }
