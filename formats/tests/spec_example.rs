@@ -30,7 +30,7 @@ fn example() -> Vec<u8> {
 fn dump(bytes: &[u8], at: usize, len: usize) -> String {
     let mut text = String::new();
     for (i, line) in bytes[at..at + len].chunks(16).enumerate() {
-        write!(text, "    {:05x} ", at + i * 16).unwrap();
+        write!(text, "{:05x} ", at + i * 16).unwrap();
         for byte in line {
             write!(text, " {byte:02x}").unwrap();
         }
