@@ -3,6 +3,7 @@
 use crate::checkpoint::Checkpoint;
 use crate::compile::{Options, compile};
 use crate::error::{Error, Result};
+use crate::graph;
 use ork_formats::model::Provenance;
 use ork_formats::pack::{Kind, Reader};
 use std::path::Path;
@@ -16,8 +17,16 @@ use std::path::Path;
 pub fn check(reader: &Reader, bytes: &[u8], checkpoint: &Path) -> Result<()> {
     let manifest = reader.manifest();
     let source = Checkpoint::open(checkpoint)?;
+    let graph = graph::build(&source)?;
     for tensor in &manifest.tensors {
-        let raw = source.tensor(&tensor.name)?;
+        let Some(decl) = graph.tensors.iter().find(|t| t.name == tensor.name) else {
+            return Err(Error::Verify(format!(
+                "tensor {} is not in {}",
+                tensor.name,
+                checkpoint.display()
+            )));
+        };
+        let raw = decl.raw(&source)?;
         if *blake3::hash(raw.bytes).as_bytes() != tensor.source {
             return Err(Error::Verify(format!(
                 "tensor {} was compiled from other bytes than {} holds",

@@ -3,7 +3,7 @@
 use crate::checkpoint::Checkpoint;
 use crate::emit::{Emitted, emit};
 use crate::error::{Error, Result};
-use crate::graph::{self, Graph};
+use crate::graph::{self, Graph, TensorDecl};
 use crate::memory::{self, Memory};
 use crate::pack::{self, Bulk};
 use crate::place::{Placed, place};
@@ -259,6 +259,6 @@ fn manifest(
 }
 
 fn source_bytes(checkpoint: &Checkpoint, graph: &Graph) -> Result<u64> {
-    let bytes = |name: &str| Ok(checkpoint.tensor(name)?.bytes.len() as u64);
-    graph.tensors.iter().map(|t| bytes(&t.name)).sum()
+    let bytes = |t: &TensorDecl| Ok(t.raw(checkpoint)?.bytes.len() as u64);
+    graph.tensors.iter().map(bytes).sum()
 }

@@ -4,7 +4,7 @@ use crate::checkpoint::{Checkpoint, Raw};
 use crate::emit::Emitted;
 use crate::error::{Error, Result};
 use crate::golden::{self, Answers};
-use crate::graph::{Graph, TensorDecl};
+use crate::graph::{Graph, Role, TensorDecl};
 use crate::memory::Memory;
 use crate::place::{Host, Placed};
 use crate::quantize::{int4, int8, not_finite, row_f32, w8a8};
@@ -63,7 +63,7 @@ pub fn lay_out(
             at: host.span(n * k * ty.bytes()),
         };
         let form = match place.host {
-            Host::Source => float(&mut host, checkpoint.tensor(&decl.name)?.ty),
+            Host::Source => float(&mut host, decl.raw(checkpoint)?.ty),
             Host::F32 => float(&mut host, FloatType::F32),
             Host::Int8 => HostForm::Int8 {
                 at: host.span(n * k),
@@ -147,7 +147,7 @@ pub fn write(
             // Dropping the writer removes its temporary file.
             return Err(Error::Interrupted);
         }
-        let raw = checkpoint.tensor(&decl.name)?;
+        let raw = decl.raw(checkpoint)?;
         tensor.source = *blake3::hash(raw.bytes).as_bytes();
         check_finite(decl, &raw)?;
         write_host(&mut writer, &mut host, decl, &raw, &tensor.host)?;
@@ -284,12 +284,17 @@ fn write_host(
 ) -> Result<()> {
     let (n, k) = shape(decl);
     match *form {
-        HostForm::Float { ty, at } if ty == raw.ty => host.put(writer, at.offset, raw.bytes),
+        HostForm::Float { ty, at } if ty == raw.ty && decl.role != Role::OnePlus => {
+            host.put(writer, at.offset, raw.bytes)
+        }
         HostForm::Float { at, .. } => {
             let mut bytes = vec![0u8; n * k * 4];
             let mut values = vec![0f32; k];
             for (row, line) in bytes.chunks_exact_mut(k * 4).enumerate() {
                 row_f32(raw, k, row, &mut values);
+                if decl.role == Role::OnePlus {
+                    values.iter_mut().for_each(|v| *v += 1.0);
+                }
                 for (b, v) in line.chunks_exact_mut(4).zip(&values) {
                     b.copy_from_slice(&v.to_le_bytes());
                 }

@@ -37,7 +37,7 @@ pub fn place(graph: &Graph, lossless: bool) -> Vec<Placed> {
 
 fn place_role(role: Role, lossless: bool) -> Placed {
     let host = match (role, lossless) {
-        (Role::Vector, _) => Host::F32,
+        (Role::Vector | Role::OnePlus, _) => Host::F32,
         (Role::Matrix | Role::Embedding, true) => Host::Source,
         // Only the last row of a prompt needs the head, so embeddings and heads stay off the NPU.
         (Role::Embedding, false) => Host::Int8,

@@ -18,7 +18,7 @@ impl<'a> Reference<'a> {
     /// # Errors
     /// [`Error::Input`] for a missing or non-finite tensor.
     pub fn new(checkpoint: &Checkpoint, graph: &'a Graph) -> Result<Self> {
-        let weights = graph.tensors.iter().map(|t| checkpoint.read_f32(&t.name));
+        let weights = graph.tensors.iter().map(|t| t.read_f32(checkpoint));
         Ok(Self {
             graph,
             weights: weights.collect::<Result<_>>()?,
@@ -152,9 +152,14 @@ impl<'a> Reference<'a> {
             Op::Glu { gate, up, out, act } => {
                 let act = match act {
                     Activation::Silu => slots[gate as usize].mapv(|x| x / (1.0 + (-x).exp())),
+                    Activation::GeluTanh => slots[gate as usize].mapv(|x| {
+                        let u = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+                        x / 2.0 * (1.0 + u.tanh())
+                    }),
                 };
                 slots[out as usize] = act * &slots[up as usize];
             }
+            Op::Scale { x, scale } => slots[x as usize] *= scale,
             Op::Add { x, out, scale } => {
                 let sum = &slots[out as usize] + &(&slots[x as usize] * scale);
                 slots[out as usize] = sum;

@@ -149,8 +149,12 @@ fn unsupported_configs_are_named() {
     refused(&["hidden_size"], |c| {
         edit_config(c, "hidden_size", 0.into())
     });
-    refused(&["yarn"], |c| {
-        edit_config(c, "rope_scaling", serde_json::json!({"rope_type": "yarn"}));
+    refused(&["zigzag"], |c| {
+        edit_config(
+            c,
+            "rope_scaling",
+            serde_json::json!({"rope_type": "zigzag"}),
+        );
     });
     refused(&["hidden_act", "relu"], |c| {
         edit_config(c, "hidden_act", "relu".into());

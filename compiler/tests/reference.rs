@@ -149,20 +149,24 @@ fn bad_configs_name_the_key() {
         (&["rope_theta"], "rope_theta", json!(0)),
         (&["rope_scaling", "an object"], "rope_scaling", json!("x")),
         (
-            &["dynamic", "llama3"],
+            &["zigzag", "llama3"],
             "rope_scaling",
-            json!({"type": "dynamic"}),
+            json!({"type": "zigzag"}),
         ),
         (
             &["factor", "missing"],
             "rope_scaling",
             json!({"type": "linear"}),
         ),
-        (&["yarn"], "rope_parameters", json!({"rope_type": "yarn"})),
+        (
+            &["factor", "missing"],
+            "rope_parameters",
+            json!({"rope_type": "yarn"}),
+        ),
         (
             &["partial_rotary_factor"],
             "partial_rotary_factor",
-            json!(0.5),
+            json!(1.5),
         ),
         (
             &["layer_types", "1", "4"],

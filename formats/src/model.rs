@@ -158,6 +158,13 @@ pub enum Op {
         /// Multiplier (1 in most families).
         scale: f32,
     },
+    /// `x *= scale`
+    Scale {
+        /// Multiplied in place.
+        x: Slot,
+        /// Multiplier.
+        scale: f32,
+    },
 }
 
 /// Gate activations.
@@ -165,6 +172,8 @@ pub enum Op {
 pub enum Activation {
     /// `x / (1 + exp(-x))`
     Silu,
+    /// `x / 2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))`
+    GeluTanh,
 }
 
 /// Floating-point storage types.

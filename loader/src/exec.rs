@@ -179,15 +179,17 @@ pub(crate) fn run(
                 attention::attention(kv, &slots[q as usize], rows, shape, &mut target);
                 slots[out as usize] = target;
             }
-            Op::Glu {
-                gate,
-                up,
-                out,
-                act: Activation::Silu,
-            } => {
+            Op::Glu { gate, up, out, act } => {
+                let apply = match act {
+                    Activation::Silu => kernels::silu_mul,
+                    Activation::GeluTanh => kernels::gelu_tanh_mul,
+                };
                 let mut target = vec![0.0; slots[gate as usize].len()];
-                kernels::silu_mul(&slots[gate as usize], &slots[up as usize], &mut target);
+                apply(&slots[gate as usize], &slots[up as usize], &mut target);
                 slots[out as usize] = target;
+            }
+            Op::Scale { x, scale } => {
+                slots[x as usize].iter_mut().for_each(|v| *v *= scale);
             }
             Op::Add { x, out, scale } => {
                 let mut target = std::mem::take(&mut slots[out as usize]);

@@ -68,6 +68,42 @@ impl<'a> Config<'a> {
             .ok_or_else(|| self.wrong(key, "a number above 0"))
     }
 
+    /// A finite number above zero, `default` when absent.
+    pub(crate) fn positive_or(&self, key: &str, default: f64) -> Result<f64> {
+        match self.has(key) {
+            true => self.positive(key),
+            false => Ok(default),
+        }
+    }
+
+    /// A finite number.
+    pub(crate) fn number(&self, key: &str) -> Result<f64> {
+        let found = self.value[key].as_f64();
+        found
+            .filter(|v| v.is_finite())
+            .ok_or_else(|| self.wrong(key, "a number"))
+    }
+
+    /// A list of finite numbers above zero.
+    pub(crate) fn numbers(&self, key: &str) -> Result<Vec<f64>> {
+        let list = self.value[key].as_array();
+        let positive = |v: &Value| v.as_f64().filter(|v| v.is_finite() && 0.0 < *v);
+        list.and_then(|list| list.iter().map(positive).collect())
+            .ok_or_else(|| self.wrong(key, "a list of numbers above 0"))
+    }
+
+    /// A list of 0, 1, false or true; `None` when absent.
+    pub(crate) fn flags(&self, key: &str) -> Result<Option<Vec<bool>>> {
+        if !self.has(key) {
+            return Ok(None);
+        }
+        let flag = |v: &Value| v.as_bool().or(v.as_u64().map(|v| v != 0));
+        let list = self.value[key].as_array();
+        list.and_then(|list| list.iter().map(flag).collect())
+            .map(Some)
+            .ok_or_else(|| self.wrong(key, "a list of 0 and 1"))
+    }
+
     /// A boolean, `default` when absent.
     pub(crate) fn flag(&self, key: &str, default: bool) -> Result<bool> {
         match &self.value[key] {

@@ -1,9 +1,17 @@
 //! A model family as a list of ops: one file per family.
 
+mod decoder;
+mod gemma3;
+mod granite;
 mod llama;
+mod phi3;
+mod qwen2;
+mod qwen3;
+mod rope;
+mod smollm3;
 
-use crate::checkpoint::Checkpoint;
 use crate::checkpoint::config::Config;
+use crate::checkpoint::{Checkpoint, Raw, widen};
 use crate::error::{Error, Result};
 use ork_formats::model::Model;
 use std::collections::HashSet;
@@ -17,19 +25,78 @@ pub enum Role {
     Embedding,
     /// Norm weight or bias: f32.
     Vector,
+    /// Norm weight that multiplies as `1 + w`: stored with the 1 added, in f32.
+    OnePlus,
+}
+
+/// Rows of a larger tensor, for projections that a checkpoint stores fused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Name in the checkpoint.
+    pub of: String,
+    /// Rows of the whole.
+    pub rows: u32,
+    /// First row of the part.
+    pub first: u32,
 }
 
 /// One tensor that the ops name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorDecl {
-    /// Name in the checkpoint.
+    /// Name in the checkpoint, or of its own where it is a part.
     pub name: String,
+    /// Where its rows are when they are not a tensor of their own.
+    pub part: Option<Part>,
     /// Rows; 1 for vectors.
     pub n: u32,
     /// Columns.
     pub k: u32,
     /// Purpose.
     pub role: Role,
+}
+
+impl TensorDecl {
+    /// The tensor of the checkpoint that holds the bytes.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        self.part.as_ref().map_or(&self.name, |part| &part.of)
+    }
+
+    /// The bytes in the checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::Input`] when the tensor is missing or of an unsupported type.
+    pub fn raw<'a>(&self, checkpoint: &'a Checkpoint) -> Result<Raw<'a>> {
+        let whole = checkpoint.tensor(self.source())?;
+        let Some(part) = &self.part else {
+            return Ok(whole);
+        };
+        let row = self.k as usize * whole.ty.bytes() as usize;
+        let start = part.first as usize * row;
+        Ok(Raw {
+            shape: vec![self.n as usize, self.k as usize],
+            ty: whole.ty,
+            bytes: &whole.bytes[start..start + self.n as usize * row],
+        })
+    }
+
+    /// The values that the ops use, `[n, k]`.
+    ///
+    /// # Errors
+    /// As [`TensorDecl::raw`], and [`Error::Input`] for values that are not finite.
+    pub fn read_f32(&self, checkpoint: &Checkpoint) -> Result<Vec<f32>> {
+        let mut values = match self.part {
+            None => checkpoint.read_f32(&self.name)?,
+            Some(_) => {
+                let raw = self.raw(checkpoint)?;
+                widen(raw.ty, raw.bytes)
+            }
+        };
+        if self.role == Role::OnePlus {
+            values.iter_mut().for_each(|v| *v += 1.0);
+        }
+        Ok(values)
+    }
 }
 
 /// The model before anything is placed or quantised. Ops index `tensors`.
@@ -43,6 +110,20 @@ pub struct Graph {
     pub tensors: Vec<TensorDecl>,
 }
 
+type Build = fn(&Checkpoint, Config<'_>, &str) -> Result<Graph>;
+
+/// `model_type` and what builds its graph. A new family is a file and a row.
+const FAMILIES: &[(&str, Build)] = &[
+    ("llama", llama::build),
+    ("mistral", llama::build),
+    ("qwen2", qwen2::build),
+    ("qwen3", qwen3::build),
+    ("smollm3", smollm3::build),
+    ("granite", granite::build),
+    ("phi3", phi3::build),
+    ("gemma3_text", gemma3::build),
+];
+
 /// Builds the graph of a checkpoint and checks that its tensors are exactly the ones expected.
 ///
 /// # Errors
@@ -51,28 +132,30 @@ pub fn build(checkpoint: &Checkpoint) -> Result<Graph> {
     let family = Config::new(&checkpoint.config, "config.json")
         .text("model_type")?
         .unwrap_or("");
-    let graph = match family {
-        "llama" | "mistral" => llama::build(checkpoint, family)?,
-        other => {
-            return Err(Error::Input(format!(
-                "config.json: model_type \"{other}\" is not supported; supported are llama, mistral"
-            )));
-        }
+    let Some((_, family_build)) = FAMILIES.iter().find(|(name, _)| *name == family) else {
+        let known: Vec<&str> = FAMILIES.iter().map(|(name, _)| *name).collect();
+        return Err(Error::Input(format!(
+            "config.json: model_type \"{family}\" is not supported; supported are {}",
+            known.join(", ")
+        )));
     };
+    let config = Config::new(&checkpoint.config, "config.json");
+    let graph = family_build(checkpoint, config, family)?;
     for decl in &graph.tensors {
-        let shape = checkpoint.tensor(&decl.name)?.shape;
+        let shape = checkpoint.tensor(decl.source())?.shape;
+        let rows = decl.part.as_ref().map_or(decl.n, |part| part.rows);
         let want = match decl.role {
-            Role::Vector => vec![decl.k as usize],
-            Role::Matrix | Role::Embedding => vec![decl.n as usize, decl.k as usize],
+            Role::Vector | Role::OnePlus => vec![decl.k as usize],
+            Role::Matrix | Role::Embedding => vec![rows as usize, decl.k as usize],
         };
         if shape != want {
             return Err(Error::Input(format!(
                 "tensor {}: shape {shape:?}, config.json says {want:?}; the two are of different models",
-                decl.name
+                decl.source()
             )));
         }
     }
-    let declared: HashSet<&str> = graph.tensors.iter().map(|t| t.name.as_str()).collect();
+    let declared: HashSet<&str> = graph.tensors.iter().map(TensorDecl::source).collect();
     let tied = graph.tensors[graph.model.head as usize].name != "lm_head.weight";
     for name in checkpoint.names() {
         let known = declared.contains(name)

@@ -36,4 +36,4 @@ pub use int4::int4_panel;
 pub use int8::{
     GROUP, dequantize_row, dot_i8, gemm_i8_tiles, int8_row, quantize_groups, quantize_row,
 };
-pub use norm::{exp, rms_norm, rope, silu_mul, softmax};
+pub use norm::{exp, gelu_tanh_mul, rms_norm, rope, silu_mul, softmax};

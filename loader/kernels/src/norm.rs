@@ -49,6 +49,16 @@ pub fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
     }
 }
 
+/// `out = gelu(gate) * up` with the tanh form of gelu. tanh through [`exp`]:
+/// `x / 2 * (1 + tanh(u)) = x / (1 + exp(-2u))`.
+pub fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    for ((out, x), up) in out.iter_mut().zip(gate).zip(up) {
+        // 2 sqrt(2 / pi)
+        let u = 1.595_769 * (x + 0.044_715 * x * x * x);
+        *out = x / (1.0 + exp(-u)) * up;
+    }
+}
+
 /// Softmax in place, summed in order.
 pub fn softmax(x: &mut [f32]) {
     let top = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -177,6 +187,19 @@ mod tests {
         let mut x = [1.0, 2.0, 3.0, 4.0];
         rope(&mut x, &[0.0, 1.0], &[1.0, 0.0], true);
         assert_eq!(x, [-2.0, 1.0, 3.0, 4.0]);
+    }
+
+    #[test]
+    fn gelu_is_close_to_its_definition() {
+        for i in -800..800 {
+            let x = i as f32 / 100.0;
+            let mut out = [0.0];
+            gelu_tanh_mul(&[x], &[2.0], &mut out);
+            let wide = f64::from(x);
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (wide + 0.044_715 * wide.powi(3));
+            let want = wide * (1.0 + u.tanh());
+            assert!((f64::from(out[0]) - want).abs() < 2e-6, "gelu({x})");
+        }
     }
 
     #[test]

@@ -196,6 +196,10 @@ fn prove_op(manifest: &Manifest, op: &Op) -> Proof {
             same(w(gate)?, w(up)?, "gate and up")?;
             same(w(gate)?, w(out)?, "gate and out")
         }
+        Op::Scale { x, scale } => {
+            w(x)?;
+            ensure(scale.is_finite(), || format!("scale {scale}"))
+        }
         Op::Add { x, out, scale } => {
             ensure(x != out && scale.is_finite(), || {
                 format!("slot {x} times {scale} added to slot {out}")
