@@ -8,7 +8,7 @@
 
 use ork_compiler::compile;
 use ork_loader::generate;
-use ork_loader::sampler::Sampler;
+use ork_loader::sampler::{Sampler, Settings};
 use ork_loader::session::{Backend, Config, Session};
 use ork_loader::tokenizer::Tokenizer;
 use std::error::Error;
@@ -45,8 +45,19 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let tokenizer = Tokenizer::new(session.tokenizer_bytes(), &session.manifest().text)?;
     print!("{PROMPT}");
-    let mut sampler = Sampler::new(0.8, 40, 0.95, 1);
-    generate::generate(&mut session, &tokenizer, &ids, 160, &mut sampler, |piece| {
+    let mut sampler = Sampler::new(Settings {
+        temperature: 0.8,
+        top_k: 40,
+        top_p: 0.95,
+        seed: 1,
+        ..Settings::GREEDY
+    });
+    let request = generate::Request {
+        prompt: &ids,
+        n: 160,
+        stops: &[],
+    };
+    generate::generate(&mut session, &tokenizer, request, &mut sampler, |piece| {
         print!("{piece}");
         Ok(std::io::stdout().flush().is_ok())
     })?;

@@ -3,7 +3,7 @@
 use crate::checkpoint::read_json;
 use crate::error::{Error, Result};
 use kitoken::{InsertionPosition, Kitoken};
-use ork_formats::model::Text;
+use ork_formats::model::{Generation, Text};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -67,8 +67,39 @@ pub fn freeze(dir: &Path, config: &Value) -> Result<(Vec<u8>, Text)> {
         suffix,
         stop: stop.into_iter().collect(),
         chat_template: template(dir, &settings)?,
+        tokens: tokens(&settings),
+        generation: defaults(&generation),
     };
     Ok((definition.to_vec(), text))
+}
+
+/// `bos_token` and the like, as strings or as objects with `content`.
+fn tokens(settings: &Value) -> Vec<(String, String)> {
+    ["bos_token", "eos_token", "pad_token", "unk_token"]
+        .into_iter()
+        .filter_map(|name| {
+            let value = &settings[name];
+            let text = value.as_str().or(value["content"].as_str())?;
+            Some((name.to_string(), text.to_string()))
+        })
+        .collect()
+}
+
+fn defaults(generation: &Value) -> Generation {
+    let number = |key: &str| {
+        let value = generation[key].as_f64().map(|v| v as f32);
+        value.filter(|v| v.is_finite())
+    };
+    Generation {
+        sample: generation["do_sample"].as_bool(),
+        temperature: number("temperature"),
+        top_k: generation["top_k"]
+            .as_u64()
+            .and_then(|k| u32::try_from(k).ok()),
+        top_p: number("top_p"),
+        min_p: number("min_p"),
+        repetition_penalty: number("repetition_penalty"),
+    }
 }
 
 /// A number or a list of numbers.

@@ -381,6 +381,27 @@ pub struct Text {
     pub stop: Vec<u32>,
     /// Jinja source.
     pub chat_template: Option<String>,
+    /// Token names that templates use (`bos_token`, ...) with their text.
+    pub tokens: Vec<(String, String)>,
+    /// The checkpoint's own sampling defaults.
+    pub generation: Generation,
+}
+
+/// Sampling defaults of the checkpoint's generation_config; `None` where it is silent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Generation {
+    /// Whether to sample at all; false is greedy.
+    pub sample: Option<bool>,
+    /// Temperature.
+    pub temperature: Option<f32>,
+    /// Sample among the k likeliest.
+    pub top_k: Option<u32>,
+    /// Sample among the likeliest that sum to p.
+    pub top_p: Option<f32>,
+    /// Sample among those at least this share of the likeliest.
+    pub min_p: Option<f32>,
+    /// Divisor on logits of ids already there.
+    pub repetition_penalty: Option<f32>,
 }
 
 /// Where a pack came from, with nothing that differs between two identical compiles.

@@ -23,6 +23,9 @@ pub enum Error {
     /// The pack's own answers or hashes contradict what was computed.
     #[error("{0}")]
     Verify(String),
+    /// Stopped by a signal.
+    #[error("interrupted")]
+    Interrupted,
     /// Execution failed.
     #[error("{0}")]
     Failed(String),
@@ -51,6 +54,7 @@ impl Error {
             Self::Mismatch(_) => 5,
             Self::Busy(_) => 6,
             Self::Verify(_) => 7,
+            Self::Interrupted => 130,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Maps an `.orkpack` and generates text: prefill in the NPU simulator or on the CPU, decode on the CPU.
 
+pub mod chat;
 mod cpu;
 pub mod device;
 pub mod error;

@@ -42,6 +42,8 @@ pub struct Session {
     pool: rayon::ThreadPool,
     state: State,
     position: usize,
+    /// The sequence, `position` ids.
+    ids: Vec<u32>,
     context: usize,
 }
 
@@ -83,9 +85,33 @@ impl Session {
             device,
             pool,
             position: 0,
+            ids: Vec::new(),
             context: context as usize,
             pack,
         })
+    }
+
+    /// Makes the sequence equal to `ids`, keeping what it already shares with them; returns the logits of
+    /// the last one, and how many ids had to be computed.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn resume(&mut self, ids: &[u32]) -> Result<(Vec<f32>, usize)> {
+        let shared = self.ids.iter().zip(ids).take_while(|(a, b)| a == b).count();
+        // The last id is always computed: its logits are not kept.
+        let keep = shared.min(ids.len().saturating_sub(1));
+        self.truncate(keep);
+        let rest = &ids[keep..];
+        Ok((self.prefill(rest)?, rest.len()))
+    }
+
+    /// Forgets all tokens past the first `len`.
+    pub fn truncate(&mut self, len: usize) {
+        if len < self.position {
+            self.state.truncate(len);
+            self.ids.truncate(len);
+            self.position = len;
+        }
     }
 
     /// Appends prompt tokens; returns the logits `[vocab]` of the last one.
@@ -126,8 +152,7 @@ impl Session {
 
     /// Forgets the sequence.
     pub fn reset(&mut self) {
-        self.state.truncate(0);
-        self.position = 0;
+        self.truncate(0);
     }
 
     /// Tokens so far.
@@ -208,11 +233,15 @@ impl Session {
             pool,
             state,
             position,
+            ids: sequence,
             ..
         } = self;
         let done = pool.install(|| exec::run(pack, &mut **device, state, ids, *position, phase));
         match done {
-            Ok(()) => *position += ids.len(),
+            Ok(()) => {
+                *position += ids.len();
+                sequence.extend(ids);
+            }
             // Some layers may have taken the tokens and others not.
             Err(_) => state.truncate(*position),
         }

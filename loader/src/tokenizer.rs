@@ -9,6 +9,8 @@ pub struct Tokenizer {
     inner: Kitoken,
     prefix: Vec<u32>,
     suffix: Vec<u32>,
+    /// (text, id), longest first.
+    specials: Vec<(String, u32)>,
 }
 
 impl Tokenizer {
@@ -30,11 +32,19 @@ impl Tokenizer {
         // first may.
         let ends = |d: &Decoding| matches!(d, Decoding::Strip { .. } | Decoding::Extend { .. });
         definition.config.decoding.retain(|d| !ends(d));
+        let mut specials: Vec<(String, u32)> = definition
+            .specials
+            .iter()
+            .filter_map(|s| Some((String::from_utf8(s.bytes.to_vec()).ok()?, s.id)))
+            .filter(|(text, _)| !text.is_empty())
+            .collect();
+        specials.sort_by(|a, b| b.0.len().cmp(&a.0.len()).then_with(|| a.cmp(b)));
         let inner = Kitoken::from_definition(definition).map_err(|e| fault(&e))?;
         Ok(Self {
             inner,
             prefix: text.prefix.clone(),
             suffix: text.suffix.clone(),
+            specials,
         })
     }
 
@@ -50,10 +60,118 @@ impl Tokenizer {
         Ok([&self.prefix[..], &ids, &self.suffix].concat())
     }
 
+    /// Special tokens, longest first.
+    #[must_use]
+    pub fn specials(&self) -> &[(String, u32)] {
+        &self.specials
+    }
+
+    /// Ids of rendered template text in which [`literal::mark`] has protected the messages: specials of
+    /// the template become special ids, protected ones stay text. Nothing is added.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_marked(&self, text: &str) -> Result<Vec<u32>> {
+        let encode = |text: &str, specials: bool| {
+            self.inner
+                .encode(text, specials)
+                .map_err(|e| Error::Usage(format!("the prompt cannot be tokenised: {e}")))
+        };
+        if !text.contains(literal::MARK) {
+            return encode(text, true);
+        }
+        let mut ids = Vec::new();
+        for piece in literal::split(text, &self.specials) {
+            match piece {
+                literal::Piece::Special(id) => ids.push(id),
+                literal::Piece::Text(text) => ids.extend(encode(&text, false)?),
+            }
+        }
+        Ok(ids)
+    }
+
     /// Raw bytes of one id; nothing for specials and for ids beyond the tokenizer (padded vocabularies).
     #[must_use]
     pub fn id_bytes(&self, id: u32) -> Vec<u8> {
         self.inner.decode([id], false).unwrap_or_default()
+    }
+}
+
+/// Keeps special tokens that a person typed from becoming special.
+pub mod literal {
+    /// A private-use character, put inside every special token's text in a message.
+    pub const MARK: char = '\u{f8f0}';
+
+    /// Part of a marked text.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub enum Piece {
+        /// A special token of the template.
+        Special(u32),
+        /// Text between them, marks taken out.
+        Text(String),
+    }
+
+    /// `text` with a mark behind the first character of each special token in it. Marks that were
+    /// there already are dropped.
+    #[must_use]
+    pub fn mark(text: &str, specials: &[(String, u32)]) -> String {
+        let text = text.replace(MARK, "");
+        let mut out = String::with_capacity(text.len());
+        let mut rest = text.as_str();
+        while let Some(first) = rest.chars().next() {
+            let special = specials.iter().any(|(s, _)| rest.starts_with(s.as_str()));
+            out.push(first);
+            if special {
+                out.push(MARK);
+            }
+            rest = &rest[first.len_utf8()..];
+        }
+        out
+    }
+
+    /// Splits at the specials that carry no mark.
+    #[must_use]
+    pub fn split(text: &str, specials: &[(String, u32)]) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        let mut plain = String::new();
+        let mut rest = text;
+        while let Some(first) = rest.chars().next() {
+            match specials.iter().find(|(s, _)| rest.starts_with(s.as_str())) {
+                Some((special, id)) => {
+                    if !plain.is_empty() {
+                        pieces.push(Piece::Text(std::mem::take(&mut plain)));
+                    }
+                    pieces.push(Piece::Special(*id));
+                    rest = &rest[special.len()..];
+                }
+                None => {
+                    if first != MARK {
+                        plain.push(first);
+                    }
+                    rest = &rest[first.len_utf8()..];
+                }
+            }
+        }
+        if !plain.is_empty() {
+            pieces.push(Piece::Text(plain));
+        }
+        pieces
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn typed_specials_survive_as_text() {
+            let specials = [("<|end|>".to_string(), 7), ("<|".to_string(), 8)];
+            let typed = mark("a<|end|>b", &specials);
+            let text = format!("{typed}<|end|>");
+            assert_eq!(
+                split(&text, &specials),
+                [Piece::Text("a<|end|>b".into()), Piece::Special(7)]
+            );
+        }
     }
 }
 

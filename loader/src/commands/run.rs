@@ -1,0 +1,154 @@
+//! `ork run`
+
+use super::sampling::{OnOverflow, Sampling};
+use super::{Open, Second, say, stop_flag};
+use clap::Args;
+use ork_loader::chat::{Answer, Message, Role, Template};
+use ork_loader::error::{Error, Result};
+use ork_loader::generate::{self, Outcome, Overflow, Request};
+use ork_loader::session::Session;
+use ork_loader::tokenizer::Tokenizer;
+use serde_json::json;
+use std::sync::atomic::Ordering;
+
+#[derive(Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    open: Open,
+    /// Prompt text
+    #[arg(short, long, required_unless_present = "ids", conflicts_with = "ids")]
+    prompt: Option<String>,
+    /// Prompt as token ids: 1,2,3
+    #[arg(long, value_delimiter = ',')]
+    ids: Vec<u32>,
+    /// Treat the prompt as a user's message in the model's chat template
+    #[arg(long, conflicts_with_all = ["raw", "ids"])]
+    chat: bool,
+    /// Continue the prompt as plain text (the default without --chat and --system)
+    #[arg(long)]
+    raw: bool,
+    /// System message; implies --chat
+    #[arg(long, conflicts_with_all = ["raw", "ids"])]
+    system: Option<String>,
+    /// Most tokens to generate
+    #[arg(short, default_value_t = 128)]
+    n: usize,
+    #[command(flatten)]
+    sampling: Sampling,
+    /// Print generated ids instead of text
+    #[arg(long)]
+    print_ids: bool,
+    /// Print the result and timings as JSON
+    #[arg(long, conflicts_with = "print_ids")]
+    json: bool,
+    /// Print timings to stderr
+    #[arg(long)]
+    stats: bool,
+}
+
+pub(crate) fn run(args: &RunArgs) -> Result<()> {
+    let mut session = args.open.session()?;
+    let mut sampler = args.sampling.sampler(&session.manifest().text.generation)?;
+    let tokenizer = Tokenizer::new(session.tokenizer_bytes(), &session.manifest().text)?;
+    let prompt = prompt(args, &session, &tokenizer)?;
+    let stop = stop_flag(Second::Ends)?;
+    let quiet = args.print_ids || args.json;
+    let request = Request {
+        prompt: &prompt,
+        n: args.n,
+        stops: &args.sampling.stop,
+    };
+    let outcome = generate::generate(&mut session, &tokenizer, request, &mut sampler, |text| {
+        let goes_on = quiet || say(text)?;
+        Ok(goes_on && !stop.load(Ordering::Relaxed))
+    })?;
+    if args.json {
+        say(&format!("{:#}\n", result(&outcome, prompt.len())))?;
+    } else {
+        if args.print_ids {
+            let ids: Vec<String> = outcome.ids.iter().map(u32::to_string).collect();
+            say(&ids.join(","))?;
+        }
+        say("\n")?;
+    }
+    if args.stats {
+        eprintln!("{}", stats(&outcome));
+    }
+    match stop.load(Ordering::Relaxed) {
+        true => Err(Error::Interrupted),
+        false => Ok(()),
+    }
+}
+
+fn prompt(args: &RunArgs, session: &Session, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    let context = session.context() as usize;
+    let text = &session.manifest().text;
+    let kept = text.prefix.len();
+    let Some(prompt) = &args.prompt else {
+        let overflow = overflow(args.sampling.on_overflow, 0);
+        return generate::fit(&args.ids, context, args.n, overflow);
+    };
+    if !args.chat && args.system.is_none() {
+        let ids = tokenizer.encode(prompt)?;
+        let overflow = overflow(args.sampling.on_overflow, kept);
+        return generate::fit(&ids, context, args.n, overflow);
+    }
+    let template = Template::new(text)?;
+    let mut messages = Vec::new();
+    if let Some(system) = &args.system {
+        messages.push(Message::new(Role::System, system));
+    }
+    messages.push(Message::new(Role::User, prompt));
+    let ids = template.encode(tokenizer, &messages, Answer::Next)?;
+    let keep = match args.sampling.on_overflow {
+        OnOverflow::KeepSystem => {
+            let system = &messages[..usize::from(args.system.is_some())];
+            template.encode(tokenizer, system, Answer::None)?.len()
+        }
+        _ => 0,
+    };
+    generate::fit(
+        &ids,
+        context,
+        args.n,
+        overflow(args.sampling.on_overflow, keep),
+    )
+}
+
+fn overflow(policy: OnOverflow, keep: usize) -> Overflow {
+    match policy {
+        OnOverflow::Error => Overflow::Error,
+        OnOverflow::TruncateLeft | OnOverflow::KeepSystem => Overflow::TruncateLeft { keep },
+    }
+}
+
+fn rate(n: usize, seconds: f64) -> f64 {
+    n as f64 / seconds.max(1e-9)
+}
+
+/// One line of timings.
+pub(crate) fn stats(outcome: &Outcome) -> String {
+    let (prefill, decode) = (outcome.prefill.as_secs_f64(), outcome.decode.as_secs_f64());
+    format!(
+        "prefill {} tokens, {:.1} tok/s; decode {} tokens, {:.1} tok/s; stopped by {:?}",
+        outcome.computed,
+        rate(outcome.computed, prefill),
+        outcome.ids.len(),
+        rate(outcome.ids.len(), decode),
+        outcome.stop
+    )
+}
+
+fn result(outcome: &Outcome, prompt: usize) -> serde_json::Value {
+    let (prefill, decode) = (outcome.prefill.as_secs_f64(), outcome.decode.as_secs_f64());
+    json!({
+        "prompt_tokens": prompt,
+        "ids": outcome.ids,
+        "text": outcome.text,
+        "stop": outcome.stop,
+        "prefill_seconds": prefill,
+        "prefill_tokens_per_second": rate(outcome.computed, prefill),
+        "decode_seconds": decode,
+        "decode_tokens_per_second": rate(outcome.ids.len(), decode),
+    })
+}
