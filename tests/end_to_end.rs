@@ -1,6 +1,8 @@
 //! A checkpoint becomes a pack becomes logits: against mlx-lm's float32 references.
 
 use ork_compiler::compile::{self, Options};
+use ork_compiler::place::Scheme;
+use ork_loader::perplexity::{self, Mode, Plan};
 use ork_loader::session::{Backend, Config, Session};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
@@ -77,7 +79,7 @@ fn lossless_matches(checkpoint: &str) {
     let want = reference(&checkpoint);
     let dir = tempfile::tempdir().unwrap();
     let pack = dir.path().join("m.orkpack");
-    compile(&checkpoint, &pack, |o| o.lossless = true);
+    compile(&checkpoint, &pack, |o| o.scheme = Scheme::Lossless);
     let mut session = open(&pack, Backend::Cpu, 2);
     let logits = session.logits_all(&want.prompt).unwrap();
     let error = worst(&logits, &want.logits);
@@ -162,7 +164,7 @@ fn default_pack_perplexity_is_within_three_percent() {
     let pack = dir.path().join("m.orkpack");
     compile(&checkpoint, &pack, |_| {});
     let exact = dir.path().join("exact.orkpack");
-    compile(&checkpoint, &exact, |o| o.lossless = true);
+    compile(&checkpoint, &exact, |o| o.scheme = Scheme::Lossless);
     let text = std::fs::read_to_string(checkpoint.join("eval_small.txt")).unwrap();
 
     let mut session = open(&pack, Backend::Cpu, 2);
@@ -171,56 +173,31 @@ fn default_pack_perplexity_is_within_three_percent() {
             .unwrap();
     let ids = tokenizer.encode(&text).unwrap();
     assert_eq!(ids.len(), 8556, "tokens of the held-out text");
-    let vocab = session.manifest().model.vocab as usize;
-    let windows: Vec<&[u32]> = ids.chunks_exact(256).collect();
-
-    let prefill = |session: &mut Session| {
-        let mut sum = 0.0;
-        for window in &windows {
-            session.reset();
-            let logits = session.logits_all(window).unwrap();
-            for (row, target) in logits.chunks_exact(vocab).zip(&window[1..]) {
-                sum += nll(row, *target);
-            }
-        }
-        (sum / (windows.len() * 255) as f64).exp()
+    let score = |session: &mut Session, mode, windows| {
+        let plan = Plan {
+            window: 256,
+            first: 1,
+            windows,
+            mode,
+        };
+        perplexity::score(session, &ids, None, plan, |_| {}).unwrap()
     };
-    let exact = prefill(&mut open(&exact, Backend::Cpu, 2));
+    let mut exact = open(&exact, Backend::Cpu, 2);
+    let float = score(&mut exact, Mode::Prefill, 33);
+    assert_eq!((float.windows, float.targets), (33, 8415));
     assert!(
-        (exact / 32.343_588 - 1.0).abs() < 5e-4,
-        "float perplexity {exact}"
+        (float.perplexity / 32.343_588 - 1.0).abs() < 5e-4,
+        "{float:?}"
     );
-    let quantised = prefill(&mut session);
-    assert!(
-        quantised / exact < 1.03,
-        "prefill perplexity {quantised} against {exact}"
-    );
+    let prefill = score(&mut session, Mode::Prefill, 33);
+    let ratio = prefill.perplexity / float.perplexity;
+    assert!(ratio < 1.03, "prefill {ratio}");
 
-    // The seam: half a window prefilled, the rest decoded from the 4-bit slice.
-    let (mut seam, mut float, mut count) = (0.0, 0.0, 0);
-    let mut exact = open(&dir.path().join("exact.orkpack"), Backend::Cpu, 2);
-    for window in windows.iter().step_by(4) {
-        for (session, sum) in [(&mut session, &mut seam), (&mut exact, &mut float)] {
-            session.reset();
-            let mut logits = session.prefill(&window[..128]).unwrap();
-            for target in &window[128..] {
-                *sum += nll(&logits, *target);
-                logits = session.decode(*target).unwrap();
-            }
-        }
-        count += 128;
-    }
-    let ratio = ((seam - float) / f64::from(count)).exp();
-    assert!(
-        ratio < 1.03,
-        "decode perplexity is {ratio} of the float model's"
-    );
-}
-
-fn nll(row: &[f32], target: u32) -> f64 {
-    let top = f64::from(row.iter().copied().fold(f32::MIN, f32::max));
-    let sum: f64 = row.iter().map(|x| (f64::from(*x) - top).exp()).sum();
-    top + sum.ln() - f64::from(row[target as usize])
+    // What a user gets: half a window prefilled, the rest decoded from the 4-bit slice.
+    let float = score(&mut exact, Mode::Seam, 9);
+    let seam = score(&mut session, Mode::Seam, 9);
+    let ratio = seam.perplexity / float.perplexity;
+    assert!(ratio < 1.03, "seam {ratio}");
 }
 
 /// Requests that cannot be served are refused with both numbers, and leave the session usable.
@@ -272,6 +249,6 @@ fn packs_pass_their_own_selftest_and_damage_does_not() {
     let error = ork_loader::selftest::run(&pack, 1).unwrap_err();
     assert_eq!(error.exit_code(), 7, "{error}");
     let lossless = dir.path().join("l.orkpack");
-    compile(&checkpoint, &lossless, |o| o.lossless = true);
+    compile(&checkpoint, &lossless, |o| o.scheme = Scheme::Lossless);
     assert_eq!(ork_loader::selftest::run(&lossless, 1).unwrap().blocks, 0);
 }

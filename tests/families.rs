@@ -3,6 +3,7 @@
 use ork_compiler::checkpoint::Checkpoint;
 use ork_compiler::compile::{self, Options};
 use ork_compiler::graph;
+use ork_compiler::place::Scheme;
 use ork_compiler::reference::Reference;
 use ork_loader::session::{Backend, Config, Session};
 use ork_loader::tokenizer::Tokenizer;
@@ -68,7 +69,9 @@ fn argmax(row: &[f32]) -> u32 {
 fn pack(checkpoint: &Path, dir: &Path, lossless: bool) -> PathBuf {
     let path = dir.join(format!("{lossless}.orkpack"));
     let mut options = Options::new(checkpoint.to_path_buf(), path.clone());
-    options.lossless = lossless;
+    if lossless {
+        options.scheme = Scheme::Lossless;
+    }
     compile::compile(&options).unwrap();
     path
 }

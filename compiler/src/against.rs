@@ -4,6 +4,7 @@ use crate::checkpoint::Checkpoint;
 use crate::compile::{Options, compile};
 use crate::error::{Error, Result};
 use crate::graph;
+use crate::place::{Decode, Scheme};
 use ork_formats::model::Provenance;
 use ork_formats::pack::{Kind, Reader};
 use std::path::Path;
@@ -81,7 +82,13 @@ fn restore(options: &mut Options, provenance: &Provenance) -> Result<()> {
             "soc" => options.soc.clone_from(value),
             "chunk" => options.chunk = number()?,
             "cores" => options.cores = number()?,
-            "lossless" => options.lossless = value == "true",
+            "lossless" if value == "true" => options.scheme = Scheme::Lossless,
+            "lossless" => {}
+            "decode" => match value.as_str() {
+                "int4" => options.scheme = Scheme::Quantised(Decode::Int4),
+                "int8" => options.scheme = Scheme::Quantised(Decode::Int8),
+                _ => {}
+            },
             _ => return Err(bad(name, value)),
         }
     }

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::graph::{self, Graph, TensorDecl};
 use crate::memory::{self, Memory};
 use crate::pack::{self, Bulk};
-use crate::place::{Placed, place};
+use crate::place::{Decode, Placed, Scheme, place};
 use crate::report::{Facts, Report};
 use crate::schedule::{Schedule, schedule};
 use crate::tile::{Halves, halves, tile};
@@ -38,8 +38,8 @@ pub struct Options {
     pub chunk: Option<u32>,
     /// NPU cores to compile for; `None` takes all.
     pub cores: Option<u32>,
-    /// Keep the source's floats and stay off the NPU.
-    pub lossless: bool,
+    /// What the matrices become.
+    pub scheme: Scheme,
     /// Threads; `None` takes one per CPU. Never changes the result.
     pub jobs: Option<usize>,
     /// Replace an existing pack.
@@ -61,7 +61,7 @@ impl Options {
             allow_unvalidated: false,
             chunk: None,
             cores: None,
-            lossless: false,
+            scheme: Scheme::Quantised(Decode::Int4),
             jobs: None,
             force: false,
             progress: ProgressBar::hidden(),
@@ -82,7 +82,7 @@ pub fn compile(options: &Options) -> Result<Report> {
     let checkpoint = Checkpoint::open(&options.checkpoint)?;
     let graph = graph::build(&checkpoint)?;
     let (tokenizer, text) = text::freeze(&options.checkpoint, &checkpoint.config)?;
-    let placed = place(&graph, options.lossless);
+    let placed = place(&graph, options.scheme);
     let schedule = tile_and_schedule(&graph, &placed, &target)?;
     let memory = lay_out_npu(&schedule, &target)?;
     let emitted = emit_and_verify(&schedule, memory.as_ref(), target.caps)?;
@@ -92,7 +92,7 @@ pub fn compile(options: &Options) -> Result<Report> {
         host,
     };
     let provenance = provenance(&checkpoint, &target, options);
-    let mut manifest = manifest(&graph, tensors, memory, text, provenance, options.lossless);
+    let mut manifest = manifest(&graph, tensors, memory, text, provenance, options.scheme);
     options
         .progress
         .set_length(source_bytes(&checkpoint, &graph)?);
@@ -221,7 +221,14 @@ fn provenance(checkpoint: &Checkpoint, target: &Target, options: &Options) -> Pr
         ("soc", target.caps.name.to_string()),
         ("chunk", target.chunk.to_string()),
         ("cores", target.cores.to_string()),
-        ("lossless", options.lossless.to_string()),
+        ("lossless", (options.scheme == Scheme::Lossless).to_string()),
+        (
+            "decode",
+            match options.scheme {
+                Scheme::Lossless => "source".into(),
+                Scheme::Quantised(decode) => decode.name().into(),
+            },
+        ),
     ];
     Provenance {
         compiler: env!("CARGO_PKG_VERSION").to_string(),
@@ -239,9 +246,9 @@ fn manifest(
     memory: Option<Memory>,
     text: Text,
     provenance: Provenance,
-    lossless: bool,
+    scheme: Scheme,
 ) -> Manifest {
-    let kv = if lossless {
+    let kv = if scheme == Scheme::Lossless {
         FloatType::F32
     } else {
         FloatType::F16

@@ -15,6 +15,35 @@ pub enum Host {
     Int4,
 }
 
+/// What the matrices of a pack become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// Floats as the checkpoint has them, nothing on the NPU.
+    Lossless,
+    /// W8A8 for prefill, this form for decode.
+    Quantised(Decode),
+}
+
+/// Form of a matrix for decode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decode {
+    /// 4-bit groups of 32: 4.5 bits a weight.
+    Int4,
+    /// int8 with one scale a row: twice the bytes read per token.
+    Int8,
+}
+
+impl Decode {
+    /// As `--decode` and the pack's options spell it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Int4 => "int4",
+            Self::Int8 => "int8",
+        }
+    }
+}
+
 /// Where one tensor lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
@@ -27,25 +56,26 @@ pub struct Placed {
 /// Places every tensor of `graph`, in its order. A lossless pack keeps matrices as the checkpoint
 /// has them and nothing on the NPU.
 #[must_use]
-pub fn place(graph: &Graph, lossless: bool) -> Vec<Placed> {
+pub fn place(graph: &Graph, scheme: Scheme) -> Vec<Placed> {
     graph
         .tensors
         .iter()
-        .map(|decl| place_role(decl.role, lossless))
+        .map(|decl| place_role(decl.role, scheme))
         .collect()
 }
 
-fn place_role(role: Role, lossless: bool) -> Placed {
-    let host = match (role, lossless) {
+fn place_role(role: Role, scheme: Scheme) -> Placed {
+    let host = match (role, scheme) {
         (Role::Vector | Role::OnePlus, _) => Host::F32,
-        (Role::Matrix | Role::Embedding, true) => Host::Source,
+        (Role::Matrix | Role::Embedding, Scheme::Lossless) => Host::Source,
         // Only the last row of a prompt needs the head, so embeddings and heads stay off the NPU.
-        (Role::Embedding, false) => Host::Int8,
-        (Role::Matrix, false) => Host::Int4,
+        (Role::Embedding, Scheme::Quantised(_)) => Host::Int8,
+        (Role::Matrix, Scheme::Quantised(Decode::Int4)) => Host::Int4,
+        (Role::Matrix, Scheme::Quantised(Decode::Int8)) => Host::Int8,
     };
     Placed {
         host,
-        npu: !lossless && matches!(role, Role::Matrix),
+        npu: scheme != Scheme::Lossless && role == Role::Matrix,
     }
 }
 
@@ -55,10 +85,16 @@ mod tests {
 
     #[test]
     fn only_matrices_of_lossy_packs_reach_the_npu() {
-        assert!(place_role(Role::Matrix, false).npu);
-        assert!(!place_role(Role::Matrix, true).npu);
-        assert!(!place_role(Role::Embedding, false).npu);
-        assert_eq!(place_role(Role::Vector, true).host, Host::F32);
-        assert_eq!(place_role(Role::Matrix, true).host, Host::Source);
+        let lossy = Scheme::Quantised(Decode::Int4);
+        assert!(place_role(Role::Matrix, lossy).npu);
+        assert!(!place_role(Role::Matrix, Scheme::Lossless).npu);
+        assert!(!place_role(Role::Embedding, lossy).npu);
+        assert_eq!(place_role(Role::Vector, Scheme::Lossless).host, Host::F32);
+        assert_eq!(
+            place_role(Role::Matrix, Scheme::Lossless).host,
+            Host::Source
+        );
+        let int8 = Scheme::Quantised(Decode::Int8);
+        assert_eq!(place_role(Role::Matrix, int8).host, Host::Int8);
     }
 }

@@ -7,6 +7,7 @@ pub mod error;
 mod exec;
 pub mod generate;
 pub mod map;
+pub mod perplexity;
 pub mod sampler;
 pub mod selftest;
 pub mod session;

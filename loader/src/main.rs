@@ -7,7 +7,7 @@
 mod commands;
 
 use clap::{Parser, Subcommand};
-use commands::{chat, inspect, logits, run, selftest};
+use commands::{chat, inspect, logits, ppl, run, selftest};
 use std::process::ExitCode;
 
 #[derive(Parser)]
@@ -25,6 +25,8 @@ enum Command {
     Chat(chat::ChatArgs),
     /// Write the logits of every prompt row, all through prefill
     Logits(logits::LogitsArgs),
+    /// Perplexity over a text
+    Ppl(ppl::PplArgs),
     /// Describe a pack
     Inspect(inspect::InspectArgs),
     /// Check a pack on this machine against the answers it carries
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Chat(args) => chat::run(&args),
         Command::Logits(args) => logits::run(&args),
+        Command::Ppl(args) => ppl::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Selftest(args) => selftest::run(&args),
     };

@@ -53,11 +53,18 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Usage`] for text the vocabulary cannot express.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let ids = self
-            .inner
-            .encode(text, true)
-            .map_err(|e| Error::Usage(format!("the prompt cannot be tokenised: {e}")))?;
+        let ids = self.encode_plain(text)?;
         Ok([&self.prefix[..], &ids, &self.suffix].concat())
+    }
+
+    /// Ids of a text as it is, with nothing put around it.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
+        self.inner
+            .encode(text, true)
+            .map_err(|e| Error::Usage(format!("the text cannot be tokenised: {e}")))
     }
 
     /// Special tokens, longest first.

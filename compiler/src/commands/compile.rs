@@ -1,10 +1,11 @@
 //! `orkc compile`
 
 use super::{io, print};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ork_compiler::compile::{Options, compile};
 use ork_compiler::error::Result;
+use ork_compiler::place::{Decode, Scheme};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::io::IsTerminal;
@@ -34,6 +35,9 @@ pub(crate) struct CompileArgs {
     /// Keep the source floats and stay off the NPU
     #[arg(long)]
     lossless: bool,
+    /// Form of the matrices for decode
+    #[arg(long, value_enum, default_value = "int4", conflicts_with = "lossless")]
+    decode: DecodeArg,
     /// Threads; never changes the result [default: one per CPU]
     #[arg(long)]
     jobs: Option<usize>,
@@ -46,6 +50,14 @@ pub(crate) struct CompileArgs {
     /// No progress, no summary
     #[arg(short, long)]
     quiet: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum DecodeArg {
+    /// 4-bit groups of 32, 4.5 bits a weight
+    Int4,
+    /// int8 rows, better and twice as large
+    Int8,
 }
 
 /// A first SIGINT or SIGTERM stops the compile between two tensors and leaves nothing behind; a second
@@ -68,7 +80,11 @@ pub(crate) fn run(args: CompileArgs) -> Result<()> {
         allow_unvalidated: args.allow_unvalidated,
         chunk: args.chunk,
         cores: args.cores,
-        lossless: args.lossless,
+        scheme: match (args.lossless, args.decode) {
+            (true, _) => Scheme::Lossless,
+            (false, DecodeArg::Int4) => Scheme::Quantised(Decode::Int4),
+            (false, DecodeArg::Int8) => Scheme::Quantised(Decode::Int8),
+        },
         jobs: args.jobs,
         force: args.force,
         progress: progress(args.quiet),

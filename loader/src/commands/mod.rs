@@ -3,6 +3,7 @@
 pub(crate) mod chat;
 pub(crate) mod inspect;
 pub(crate) mod logits;
+pub(crate) mod ppl;
 pub(crate) mod run;
 pub(crate) mod sampling;
 pub(crate) mod selftest;
