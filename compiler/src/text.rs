@@ -2,9 +2,9 @@
 
 use crate::checkpoint::read_json;
 use crate::error::{Error, Result};
-use kitoken::{InsertionPosition, Kitoken};
+use kitoken::{InsertionPosition, Kitoken, Processing};
 use ork_formats::model::{Generation, Text};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -15,10 +15,6 @@ use std::path::Path;
 pub fn freeze(dir: &Path, config: &Value) -> Result<(Vec<u8>, Text)> {
     let path = dir.join("tokenizer.json");
     let json = read_json(&path)?;
-    let bytes = std::fs::read(&path).map_err(|source| Error::Io {
-        path: path.clone(),
-        source,
-    })?;
     let empty = match &json["model"]["vocab"] {
         Value::Object(map) => map.is_empty(),
         Value::Array(list) => list.is_empty(),
@@ -30,7 +26,9 @@ pub fn freeze(dir: &Path, config: &Value) -> Result<(Vec<u8>, Text)> {
             path.display()
         )));
     }
-    let tokenizer = Kitoken::from_tokenizers_slice(&bytes)
+    let mut spelled = json.clone();
+    spell_out(&mut spelled["pre_tokenizer"]);
+    let tokenizer = Kitoken::from_tokenizers_slice(spelled.to_string().as_bytes())
         .map_err(|e| Error::Input(format!("{}: cannot be frozen: {e}", path.display())))?;
     // Prefix and suffix ids are ours to add, exactly once. kitoken keeps them as sequence templates
     // for others to look up; word templates (end-of-word markers) belong to encoding and stay.
@@ -40,6 +38,12 @@ pub fn freeze(dir: &Path, config: &Value) -> Result<(Vec<u8>, Text)> {
         .config
         .templates
         .retain(|t| matches!(t.position, WordStart | WordContinuation | WordEnd));
+    // `fuse_unk` joins unknown characters inside the model. With byte fallback there are none, and
+    // kitoken's rule would also join unknown tokens that a text spells out.
+    if json["model"]["byte_fallback"] == true {
+        let fuse = |p: &Processing| matches!(p, Processing::Collapse { .. });
+        definition.config.processing.retain(|p| !fuse(p));
+    }
     let (prefix, suffix) = around(&json["post_processor"])
         .ok_or_else(|| Error::Input(format!("{}: post_processor is malformed", path.display())))?;
     let optional = |name: &str| match dir.join(name) {
@@ -71,6 +75,31 @@ pub fn freeze(dir: &Path, config: &Value) -> Result<(Vec<u8>, Text)> {
         generation: defaults(&generation),
     };
     Ok((definition.to_vec(), text))
+}
+
+/// Writes out the split that `ByteLevel` with `use_regex` implies (GPT-2's, as in Hugging Face
+/// tokenizers 0.22, `pre_tokenizers/byte_level.rs`). kitoken's own form of it lets any white space, not
+/// just a space, join the word behind it.
+fn spell_out(pre: &mut Value) {
+    const GPT2: &str =
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+    match pre["type"].as_str() {
+        Some("Sequence") => {
+            let steps = pre["pretokenizers"].as_array_mut();
+            steps.into_iter().flatten().for_each(spell_out);
+        }
+        Some("ByteLevel") if pre["use_regex"] != false => {
+            pre["use_regex"] = false.into();
+            let split = json!({
+                "type": "Split",
+                "pattern": {"Regex": GPT2},
+                "behavior": "Isolated",
+                "invert": false,
+            });
+            *pre = json!({"type": "Sequence", "pretokenizers": [split, pre.take()]});
+        }
+        _ => {}
+    }
 }
 
 /// `bos_token` and the like, as strings or as objects with `content`.
