@@ -48,3 +48,9 @@ fn arbitrary_words_never_panic() {
 fn mutated_checkpoints_are_refused_in_one_line() {
     cases(1000, 96, fuzzing::checkpoint::check);
 }
+
+/// Found by libFuzzer: a string of the golden section promised more bytes than the file has.
+#[test]
+fn strings_allocate_what_their_section_justifies() {
+    fuzzing::pack::check(b"\x80\xff\xff\xff\xfftensors");
+}

@@ -47,7 +47,9 @@ pub struct Outcome {
     pub computed: usize,
     /// Time of the prompt.
     pub prefill: Duration,
-    /// Time of the generated tokens.
+    /// Decode steps; the first generated id comes from the prompt's logits.
+    pub steps: usize,
+    /// Time of those steps.
     pub decode: Duration,
 }
 
@@ -79,6 +81,7 @@ pub fn generate(
         }
     };
     let start = Instant::now();
+    let mut steps = 0;
     let stop = loop {
         if history.len() - request.prompt.len() == request.n {
             break Stop::Length;
@@ -102,6 +105,7 @@ pub fn generate(
             break Stop::Context;
         }
         logits = session.decode(id)?;
+        steps += 1;
     };
     if !matches!(stop, Stop::StopString | Stop::Receiver) {
         let (part, _) = matcher.push(&stream.finish());
@@ -113,6 +117,7 @@ pub fn generate(
         stop,
         computed,
         prefill,
+        steps,
         decode: start.elapsed(),
     })
 }

@@ -66,9 +66,9 @@ pub fn examine(file: &[u8]) {
         Some(u64::from_le_bytes(bytes.try_into().expect("8 bytes")))
     };
     // What a compressed section may promise is bounded by what it stores.
-    let promised: u64 = [4, 5]
-        .iter()
-        .filter_map(|i| Some(row(*i, 24)?.min(row(*i, 16)?.saturating_mul(4096))))
+    let promised: u64 = (0..Kind::ALL.len())
+        .filter(|i| Kind::ALL[*i].compressed())
+        .filter_map(|i| Some(row(i, 24)?.min(row(i, 16)?.saturating_mul(4096))))
         .map(|raw| raw.min(file.len() as u64 * 4096))
         .sum();
     let justified = FIXED + WIDENING * (file.len() + promised as usize);
@@ -135,13 +135,15 @@ fn forge(source: &mut Source<'_>) -> Option<Vec<u8>> {
     let manifest: Manifest = serde_json::from_value(manifest).ok()?;
     let config = bincode::config::standard();
     let mut raw = bincode::serde::encode_to_vec(&manifest, config).expect("plain data");
-    let mut index = 6;
+    let position = |kind| Kind::ALL.iter().position(|k| *k == kind);
+    let last = position(Kind::Manifest).expect("every pack has one");
+    let mut index = sections.len();
     match source.below(8) {
-        0 => index = source.below(5),
+        0 => index = source.below(last),
         1 => damage(&mut raw, source),
         _ => {}
     }
-    sections[5] = zstd::bulk::compress(&raw, 1).expect("compresses");
+    sections[last] = zstd::bulk::compress(&raw, 1).expect("compresses");
     if let Some(section) = sections.get_mut(index) {
         damage(section, source);
         let length = source.number(section.len() as u64) as usize;
@@ -175,7 +177,7 @@ fn forge(source: &mut Source<'_>) -> Option<Vec<u8>> {
     file[16..24].copy_from_slice(&total.to_le_bytes());
     if source.below(8) == 0 {
         // The header's fields up to the last row's end.
-        let at = 8 * source.below((64 + 6 * 64) / 8);
+        let at = 8 * source.below((64 + Kind::ALL.len() * 64) / 8);
         let old = u64::from_le_bytes(file[at..at + 8].try_into().expect("8 bytes"));
         let new = source.number(old);
         file[at..at + 8].copy_from_slice(&new.to_le_bytes());

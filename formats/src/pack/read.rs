@@ -240,9 +240,23 @@ fn decode<T: DeserializeOwned>(kind: Kind, raw: &[u8]) -> Result<T, PackError> {
         section: kind.name(),
         fault,
     };
-    let config = bincode::config::standard().with_limit::<{ COLD_LIMIT as usize }>();
-    let (value, used) = bincode::serde::decode_from_slice(raw, config)
-        .map_err(|e| fault(crate::one_line(&e.to_string())))?;
+    // bincode allocates a string before it looks whether so many bytes follow, up to a limit that is a
+    // constant: the nearest above the section's size.
+    let config = bincode::config::standard();
+    let (value, used) = match raw.len() {
+        0..0x1_0000 => bincode::serde::decode_from_slice(raw, config.with_limit::<0x1_0000>()),
+        0x1_0000..0x10_0000 => {
+            bincode::serde::decode_from_slice(raw, config.with_limit::<0x10_0000>())
+        }
+        0x10_0000..0x100_0000 => {
+            bincode::serde::decode_from_slice(raw, config.with_limit::<0x100_0000>())
+        }
+        _ => {
+            let config = config.with_limit::<{ COLD_LIMIT as usize }>();
+            bincode::serde::decode_from_slice(raw, config)
+        }
+    }
+    .map_err(|e| fault(crate::one_line(&e.to_string())))?;
     match used == raw.len() {
         true => Ok(value),
         false => Err(fault(format!("{} bytes left over", raw.len() - used))),

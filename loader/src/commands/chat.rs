@@ -201,7 +201,7 @@ impl Conversation<'_> {
             ids = encode(&self.messages)?;
         }
         let keep = match self.args.sampling.on_overflow {
-            OnOverflow::KeepSystem => self
+            OnOverflow::KeepSystem if first == 1 => self
                 .template
                 .encode(&self.tokenizer, &self.messages[..first], Answer::None)?
                 .len(),

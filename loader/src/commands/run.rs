@@ -9,6 +9,8 @@ use ork_loader::generate::{self, Outcome, Overflow, Request};
 use ork_loader::session::Session;
 use ork_loader::tokenizer::Tokenizer;
 use serde_json::json;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 #[derive(Args)]
@@ -16,8 +18,11 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     open: Open,
     /// Prompt text
-    #[arg(short, long, required_unless_present = "ids", conflicts_with = "ids")]
+    #[arg(short, long, required_unless_present_any = ["ids", "file"], conflicts_with_all = ["ids", "file"])]
     prompt: Option<String>,
+    /// Read the prompt from a UTF-8 file, `-` for stdin
+    #[arg(short, long, conflicts_with = "ids")]
+    file: Option<PathBuf>,
     /// Prompt as token ids: 1,2,3
     #[arg(long, value_delimiter = ',')]
     ids: Vec<u32>,
@@ -84,12 +89,12 @@ fn prompt(args: &RunArgs, session: &Session, tokenizer: &Tokenizer) -> Result<Ve
     let context = session.context() as usize;
     let text = &session.manifest().text;
     let kept = text.prefix.len();
-    let Some(prompt) = &args.prompt else {
+    let Some(prompt) = words(args)? else {
         let overflow = overflow(args.sampling.on_overflow, 0);
         return generate::fit(&args.ids, context, args.n, overflow);
     };
     if !args.chat && args.system.is_none() {
-        let ids = tokenizer.encode(prompt)?;
+        let ids = tokenizer.encode(&prompt)?;
         let overflow = overflow(args.sampling.on_overflow, kept);
         return generate::fit(&ids, context, args.n, overflow);
     }
@@ -100,11 +105,10 @@ fn prompt(args: &RunArgs, session: &Session, tokenizer: &Tokenizer) -> Result<Ve
     }
     messages.push(Message::new(Role::User, prompt));
     let ids = template.encode(tokenizer, &messages, Answer::Next)?;
-    let keep = match args.sampling.on_overflow {
-        OnOverflow::KeepSystem => {
-            let system = &messages[..usize::from(args.system.is_some())];
-            template.encode(tokenizer, system, Answer::None)?.len()
-        }
+    let keep = match (args.sampling.on_overflow, &args.system) {
+        (OnOverflow::KeepSystem, Some(_)) => template
+            .encode(tokenizer, &messages[..1], Answer::None)?
+            .len(),
         _ => 0,
     };
     generate::fit(
@@ -113,6 +117,29 @@ fn prompt(args: &RunArgs, session: &Session, tokenizer: &Tokenizer) -> Result<Ve
         args.n,
         overflow(args.sampling.on_overflow, keep),
     )
+}
+
+/// The prompt's text, from wherever it was given.
+fn words(args: &RunArgs) -> Result<Option<String>> {
+    let Some(path) = &args.file else {
+        return Ok(args.prompt.clone());
+    };
+    let mut bytes = Vec::new();
+    match path == Path::new("-") {
+        true => std::io::stdin().read_to_end(&mut bytes).map(drop),
+        false => std::fs::read(path).map(|read| bytes = read),
+    }
+    .map_err(|source| Error::Io {
+        path: path.clone(),
+        source,
+    })?;
+    String::from_utf8(bytes).map(Some).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        Error::Input(format!(
+            "{}: not UTF-8 at byte {at}; convert the text first",
+            path.display()
+        ))
+    })
 }
 
 fn overflow(policy: OnOverflow, keep: usize) -> Overflow {
@@ -134,7 +161,7 @@ pub(crate) fn stats(outcome: &Outcome) -> String {
         outcome.computed,
         rate(outcome.computed, prefill),
         outcome.ids.len(),
-        rate(outcome.ids.len(), decode),
+        rate(outcome.steps, decode),
         outcome.stop
     )
 }
@@ -149,6 +176,6 @@ fn result(outcome: &Outcome, prompt: usize) -> serde_json::Value {
         "prefill_seconds": prefill,
         "prefill_tokens_per_second": rate(outcome.computed, prefill),
         "decode_seconds": decode,
-        "decode_tokens_per_second": rate(outcome.ids.len(), decode),
+        "decode_tokens_per_second": rate(outcome.steps, decode),
     })
 }
