@@ -241,20 +241,17 @@ fn decode<T: DeserializeOwned>(kind: Kind, raw: &[u8]) -> Result<T, PackError> {
         fault,
     };
     // bincode allocates a string before it looks whether so many bytes follow, up to a limit that is a
-    // constant: the nearest above the section's size.
+    // constant: here at least 16 bytes of memory per byte, and rarely 256.
+    const SMALL: usize = 1 << 20;
+    const MEDIUM: usize = 16 << 20;
+    const LARGE: usize = 256 << 20;
+    const LARGEST: usize = 16 * COLD_LIMIT as usize;
     let config = bincode::config::standard();
-    let (value, used) = match raw.len() {
-        0..0x1_0000 => bincode::serde::decode_from_slice(raw, config.with_limit::<0x1_0000>()),
-        0x1_0000..0x10_0000 => {
-            bincode::serde::decode_from_slice(raw, config.with_limit::<0x10_0000>())
-        }
-        0x10_0000..0x100_0000 => {
-            bincode::serde::decode_from_slice(raw, config.with_limit::<0x100_0000>())
-        }
-        _ => {
-            let config = config.with_limit::<{ COLD_LIMIT as usize }>();
-            bincode::serde::decode_from_slice(raw, config)
-        }
+    let (value, used) = match 16 * raw.len() {
+        0..=SMALL => bincode::serde::decode_from_slice(raw, config.with_limit::<SMALL>()),
+        0..=MEDIUM => bincode::serde::decode_from_slice(raw, config.with_limit::<MEDIUM>()),
+        0..=LARGE => bincode::serde::decode_from_slice(raw, config.with_limit::<LARGE>()),
+        _ => bincode::serde::decode_from_slice(raw, config.with_limit::<LARGEST>()),
     }
     .map_err(|e| fault(crate::one_line(&e.to_string())))?;
     match used == raw.len() {

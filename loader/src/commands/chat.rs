@@ -148,7 +148,7 @@ impl Conversation<'_> {
                     eprintln!("the context is full; /reset, or pass --on-overflow keep-system");
                 }
                 self.messages
-                    .push(Message::new(Role::Assistant, outcome.text.trim()));
+                    .push(Message::new(Role::Assistant, outcome.text));
                 Ok(reader)
             }
             Err(error @ (Error::Fit(_) | Error::Usage(_))) => {
