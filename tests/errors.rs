@@ -3,8 +3,12 @@
 use ork_compiler::checkpoint::Checkpoint;
 use ork_compiler::compile::{self, Options};
 use ork_compiler::{against, error};
+use ork_formats::model::Text;
 use ork_formats::pack::{HEADER_BYTES, Reader};
+use ork_loader::chat::{Answer, Message, Role, Template};
+use ork_loader::generate;
 use ork_loader::map::Pack;
+use ork_loader::perplexity::{self, Mode, Plan};
 use ork_loader::session::{Backend, Config, Session};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -138,6 +142,13 @@ fn produce_compiler(id: &str) -> Option<Outcome> {
                 "\"model_type\": \"zebra\"",
             );
         }),
+        "tokenizer-frozen" => compile_changed(|c, _| {
+            replace(
+                &c.join("tokenizer.json"),
+                "\"type\": \"ByteLevel\"",
+                "\"type\": \"ByteZebra\"",
+            );
+        }),
         "tensor-missing" => compile_changed(|c, _| {
             replace(
                 &c.join("config.json"),
@@ -232,8 +243,33 @@ fn produce_loader(id: &str) -> Option<Outcome> {
         "id-range" => prefill(&[512]),
         "context-full" => prefill(&[1; 9]),
         "context-option" => loaded(session(Some(513))),
+        "prompt-long" => loaded(generate::fit(&[1; 9], 8, 4, generate::Overflow::Error)),
+        "no-template" => template(None, &[]),
+        "template-broken" => template(Some("{% for %}"), &[]),
+        "template-refuses" => template(
+            Some("{{ raise_exception('no system message') }}"),
+            &[Message::new(Role::System, "x")],
+        ),
+        "text-short" => {
+            let plan = Plan {
+                window: 512,
+                first: 257,
+                windows: 1,
+                mode: Mode::Prefill,
+            };
+            let score = |mut s| perplexity::score(&mut s, &[1; 9], None, plan, |_| {});
+            loaded(session(None).and_then(score))
+        }
         _ => return None,
     })
+}
+
+fn template(source: Option<&str>, messages: &[Message]) -> Outcome {
+    let text = Text {
+        chat_template: source.map(String::from),
+        ..Text::default()
+    };
+    loaded(Template::new(&text).and_then(|t| t.render(messages, Answer::Next)))
 }
 
 /// Whether `text` consists of the pattern's parts, in order, with anything where `…` stands.

@@ -70,7 +70,7 @@ fn full_and_read_only_disks_are_named() {
         .status
         .success()
     {
-        eprintln!("no mount namespaces here; the quota test stands alone");
+        // No mount namespaces here: the quota test stands alone.
         return;
     }
     let script = |options: &str| {

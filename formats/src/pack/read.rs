@@ -248,9 +248,9 @@ fn decode<T: DeserializeOwned>(kind: Kind, raw: &[u8]) -> Result<T, PackError> {
     const LARGEST: usize = 16 * COLD_LIMIT as usize;
     let config = bincode::config::standard();
     let (value, used) = match 16 * raw.len() {
-        0..=SMALL => bincode::serde::decode_from_slice(raw, config.with_limit::<SMALL>()),
-        0..=MEDIUM => bincode::serde::decode_from_slice(raw, config.with_limit::<MEDIUM>()),
-        0..=LARGE => bincode::serde::decode_from_slice(raw, config.with_limit::<LARGE>()),
+        n if n <= SMALL => bincode::serde::decode_from_slice(raw, config.with_limit::<SMALL>()),
+        n if n <= MEDIUM => bincode::serde::decode_from_slice(raw, config.with_limit::<MEDIUM>()),
+        n if n <= LARGE => bincode::serde::decode_from_slice(raw, config.with_limit::<LARGE>()),
         _ => bincode::serde::decode_from_slice(raw, config.with_limit::<LARGEST>()),
     }
     .map_err(|e| fault(crate::one_line(&e.to_string())))?;
