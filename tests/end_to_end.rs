@@ -239,16 +239,21 @@ fn packs_pass_their_own_selftest_and_damage_does_not() {
     let dir = tempfile::tempdir().unwrap();
     let pack = dir.path().join("m.orkpack");
     compile(&checkpoint, &pack, |_| {});
-    let checked = ork_loader::selftest::run(&pack, 2).unwrap();
+    let checked = ork_loader::selftest::run(&pack, Backend::Cpu, 2).unwrap();
     assert_eq!(checked.texts, 3);
     assert!(2 <= checked.blocks && checked.logits == 512, "{checked:?}");
     // One weight bit: the hash finds it, and so would the blocks.
     let mut bytes = std::fs::read(&pack).unwrap();
     bytes[65536 + 5] ^= 1;
     std::fs::write(&pack, bytes).unwrap();
-    let error = ork_loader::selftest::run(&pack, 1).unwrap_err();
+    let error = ork_loader::selftest::run(&pack, Backend::Cpu, 1).unwrap_err();
     assert_eq!(error.exit_code(), 7, "{error}");
     let lossless = dir.path().join("l.orkpack");
     compile(&checkpoint, &lossless, |o| o.scheme = Scheme::Lossless);
-    assert_eq!(ork_loader::selftest::run(&lossless, 1).unwrap().blocks, 0);
+    assert_eq!(
+        ork_loader::selftest::run(&lossless, Backend::Cpu, 1)
+            .unwrap()
+            .blocks,
+        0
+    );
 }

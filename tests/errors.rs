@@ -237,7 +237,7 @@ fn produce_loader(id: &str) -> Option<Outcome> {
             let mut bytes = good().to_vec();
             bytes[65536 + 9] ^= 1;
             std::fs::write(&path, bytes).unwrap();
-            loaded(ork_loader::selftest::run(&path, 1))
+            loaded(ork_loader::selftest::run(&path, Backend::Cpu, 1))
         }
         "prompt-empty" => prefill(&[]),
         "id-range" => prefill(&[512]),

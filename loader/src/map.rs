@@ -50,6 +50,24 @@ impl Pack {
         &self.reader
     }
 
+    /// Tells the system that the NPU slice was copied out and its pages are not needed any more, so that
+    /// it is not in memory twice. Advice only.
+    pub(crate) fn forget_npu_weights(&self) {
+        #[cfg(unix)]
+        {
+            let section = self.reader.npu_weights(&self.map);
+            let start = section.as_ptr() as usize - self.map.as_ptr() as usize;
+            // SAFETY: the mapping is of a file and read-only: dropped pages come back from the file.
+            let _ = unsafe {
+                self.map.unchecked_advise_range(
+                    memmap2::UncheckedAdvice::DontNeed,
+                    start,
+                    section.len(),
+                )
+            };
+        }
+    }
+
     /// The host-weights section.
     #[must_use]
     pub fn host(&self) -> &[u8] {

@@ -1,14 +1,16 @@
 //! Checks a pack on this machine against the answers it carries.
 
-use crate::device::{Cpu, Device, Sim};
+use crate::device::jobs::Jobs;
+use crate::device::{self, Cpu, Device, Ended, Sim};
 use crate::error::{Error, Result};
 use crate::exec;
 use crate::map::Pack;
-use crate::session::{Backend, Config, Session};
+use crate::session::{Backend, Config, Hardware, Session};
 use crate::tokenizer::Tokenizer;
 use ork_formats::golden::{Answer, ROWS, activation};
-use ork_formats::model::{Chain, NpuPlan};
+use ork_formats::model::NpuPlan;
 use std::path::Path;
+use std::sync::Arc;
 
 /// What was compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,11 +25,12 @@ pub struct Checked {
     pub logits: usize,
 }
 
-/// Hashes the file, tokenises, runs programs in the simulator and on the CPU, and compares.
+/// Hashes the file, tokenises, runs programs in the simulator, on the CPU and on the NPU where `backend`
+/// is one, and compares.
 ///
 /// # Errors
 /// [`Error::Verify`] naming the first difference; [`Error::Mismatch`] for a pack without answers.
-pub fn run(path: &Path, threads: usize) -> Result<Checked> {
+pub fn run(path: &Path, backend: Backend, threads: usize) -> Result<Checked> {
     let pack = Pack::open(path)?;
     let reader = pack.reader();
     reader
@@ -51,13 +54,20 @@ pub fn run(path: &Path, threads: usize) -> Result<Checked> {
     }
     let mut blocks = 0;
     if let Some(plan) = &reader.manifest().npu {
-        let devices: [Box<dyn Device>; 2] = [
+        let jobs = Arc::new(Jobs::new(reader.manifest()));
+        let mut devices: Vec<Box<dyn Device>> = vec![
             Box::new(Sim::new(&pack, threads)),
             Box::new(Cpu::new(&pack)),
         ];
+        if matches!(backend, Backend::Rknpu | Backend::Rocket) {
+            let Hardware {
+                kernel, options, ..
+            } = Hardware::default();
+            devices.push(device::open(&kernel, &pack, &jobs, backend, &options)?.0);
+        }
         for mut device in devices {
             for answer in &golden.blocks {
-                block(&pack, plan, &mut *device, answer)?;
+                block(&pack, plan, &mut *device, &jobs, answer)?;
                 blocks += 1;
             }
         }
@@ -65,7 +75,7 @@ pub fn run(path: &Path, threads: usize) -> Result<Checked> {
     let logits = golden
         .texts
         .first()
-        .map_or(Ok(0), |(_, ids)| agree(path, threads, ids))?;
+        .map_or(Ok(0), |(_, ids)| agree(path, backend, threads, ids))?;
     Ok(Checked {
         sections: reader.sections().len(),
         texts: golden.texts.len(),
@@ -74,29 +84,32 @@ pub fn run(path: &Path, threads: usize) -> Result<Checked> {
     })
 }
 
-/// Runs the chain of one answer's program on the pattern and compares its block.
-fn block(pack: &Pack, plan: &NpuPlan, device: &mut dyn Device, answer: &Answer) -> Result<()> {
+/// Runs the job of one answer's program on the pattern and compares its block.
+fn block(
+    pack: &Pack,
+    plan: &NpuPlan,
+    device: &mut dyn Device,
+    jobs: &Jobs,
+    answer: &Answer,
+) -> Result<()> {
     let p = &plan.programs[answer.program as usize];
-    let chain: Chain = *pack
-        .reader()
-        .manifest()
-        .tensors
-        .iter()
-        .flat_map(|t| &t.npu)
-        .flat_map(|form| &form.chains)
-        .find(|c| (c.first..c.first + c.count).contains(&answer.program))
+    let id = jobs
+        .with_program(answer.program)
         .expect("the reader proved that every program is in a chain");
+    let half = jobs.get(id).half;
     let rows = ROWS.min(p.m as usize);
     exec::seed(device, plan);
     let (k, n) = (p.k as usize, p.n as usize);
-    let a = &mut device.bytes_mut(p.a.extent)[p.a.offset as usize..][..p.m as usize * k];
+    let a = device.bytes_mut(p.a, p.m as usize * k);
     a.fill(0);
     for (i, byte) in a[..rows * k].iter_mut().enumerate() {
         *byte = activation(i) as u8;
     }
-    device.run(pack, &[chain], chain.rows)?;
-    let c = &device.bytes(p.c.extent)[p.c.offset as usize..][..rows * n * 4];
-    match *blake3::hash(c).as_bytes() == answer.hash {
+    device.start(pack, jobs, id, jobs.get(id).rows)?;
+    let ended = device.wait(half)?;
+    let hash = *blake3::hash(device.bytes(p.c, rows * n * 4)).as_bytes();
+    device.release(half);
+    match hash == answer.hash && ended == Ended::Done {
         true => Ok(()),
         false => Err(Error::Verify(format!(
             "{}: program {} ({} x {k} x {n}) computes another block than the pack says",
@@ -107,8 +120,8 @@ fn block(pack: &Pack, plan: &NpuPlan, device: &mut dyn Device, answer: &Answer) 
     }
 }
 
-/// Prefills `ids` on both backends; their logits must be the same bits.
-fn agree(path: &Path, threads: usize, ids: &[u32]) -> Result<usize> {
+/// Prefills `ids` in the simulator and on the CPU, or on the NPU instead; the logits must be the same bits.
+fn agree(path: &Path, backend: Backend, threads: usize, ids: &[u32]) -> Result<usize> {
     let logits = |backend| {
         let config = Config {
             backend,
@@ -117,7 +130,11 @@ fn agree(path: &Path, threads: usize, ids: &[u32]) -> Result<usize> {
         };
         Session::open(path, config)?.prefill(ids)
     };
-    let (sim, cpu) = (logits(Backend::Sim)?, logits(Backend::Cpu)?);
+    let other = match backend {
+        Backend::Rknpu | Backend::Rocket => backend,
+        Backend::Auto | Backend::Sim | Backend::Cpu => Backend::Cpu,
+    };
+    let (sim, cpu) = (logits(Backend::Sim)?, logits(other)?);
     match sim
         .iter()
         .zip(&cpu)
@@ -125,7 +142,7 @@ fn agree(path: &Path, threads: usize, ids: &[u32]) -> Result<usize> {
     {
         None => Ok(sim.len()),
         Some(id) => Err(Error::Verify(format!(
-            "logit of id {id}: {} in the simulator, {} on the CPU",
+            "logit of id {id}: {} in the simulator, {} on {other:?}",
             sim[id], cpu[id]
         ))),
     }

@@ -1,13 +1,18 @@
 //! One sequence over one pack: the loader's whole public API.
 
 use crate::cpu::linear;
-use crate::device::{Cpu, Device, Sim};
+use crate::device::jobs::Jobs;
+use crate::device::uapi::{kernel::Kernel, linux};
+use crate::device::{self, Counters, Options};
 use crate::error::{Error, Result};
-use crate::exec::{self, Phase, State};
+pub use crate::exec::Times;
+use crate::exec::{self, Engine, Phase, State};
 use crate::map::Pack;
 use ork_formats::model::Manifest;
 use ork_formats::pack::Reader;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Rows of a prefill chunk where the pack has no NPU plan.
 const FLOAT_CHUNK: usize = 64;
@@ -18,6 +23,12 @@ const MAX_THREADS: usize = 1024;
 /// Where prefill runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
+    /// The first of rknpu, rocket and cpu that can run the pack.
+    Auto,
+    /// The NPU through the vendor's DRM driver.
+    Rknpu,
+    /// The NPU through the mainline accel driver.
+    Rocket,
     /// The bit-exact NPU simulator.
     Sim,
     /// CPU kernels.
@@ -35,10 +46,46 @@ pub struct Config {
     pub ctx: Option<u32>,
 }
 
+/// What hardware backends need besides a [`Config`].
+#[derive(Clone)]
+pub struct Hardware {
+    /// The operating system, or what stands in for it.
+    pub kernel: Arc<dyn Kernel>,
+    /// Driver options.
+    pub options: Options,
+    /// Two half-chunks in flight, so that CPU and NPU work at the same time. The numbers are the same
+    /// without.
+    pub overlap: bool,
+}
+
+impl Default for Hardware {
+    fn default() -> Self {
+        Self {
+            kernel: linux::kernel(),
+            options: Options::default(),
+            overlap: true,
+        }
+    }
+}
+
+/// What happened since the pack was opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Stats {
+    /// Where host time went.
+    pub times: Times,
+    /// What the device did.
+    pub device: Counters,
+    /// Jobs that the CPU did in the device's place.
+    pub fallbacks: u64,
+}
+
 /// An open pack and the state of one sequence.
 pub struct Session {
+    /// Before the pack: jobs in flight end before the map goes.
+    engine: Engine,
     pack: Pack,
-    device: Box<dyn Device>,
+    picked: Option<String>,
+    stop: Option<Arc<AtomicBool>>,
     pool: rayon::ThreadPool,
     state: State,
     position: usize,
@@ -51,8 +98,17 @@ impl Session {
     /// Maps and proves the pack, sets up the backend.
     ///
     /// # Errors
-    /// See [`Pack::open`]; [`Error::Usage`] when `ctx` exceeds what the model was made for.
+    /// See [`Pack::open`]; [`Error::Usage`] when `ctx` exceeds what the model was made for;
+    /// [`Error::Busy`] and [`Error::Fit`] when the device is absent, held or too small.
     pub fn open(path: &Path, config: Config) -> Result<Self> {
+        Self::open_on(path, config, Hardware::default())
+    }
+
+    /// As [`Session::open`], with a say in how the hardware is driven.
+    ///
+    /// # Errors
+    /// As [`Session::open`].
+    pub fn open_on(path: &Path, config: Config, mut hardware: Hardware) -> Result<Self> {
         let pack = Pack::open(path)?;
         let manifest = pack.reader().manifest();
         let limit = manifest.model.context;
@@ -73,16 +129,21 @@ impl Session {
             .num_threads(threads)
             .build()
             .map_err(|e| Error::Failed(format!("cannot start {threads} threads: {e}")))?;
-        let mut device: Box<dyn Device> = match config.backend {
-            Backend::Sim => Box::new(Sim::new(&pack, threads)),
-            Backend::Cpu => Box::new(Cpu::new(&pack)),
-        };
-        if let Some(plan) = &manifest.npu {
-            exec::seed(&mut *device, plan);
-        }
+        let jobs = Arc::new(Jobs::new(manifest));
+        hardware.options.threads = threads;
+        let (device, picked) = device::open(
+            &hardware.kernel,
+            &pack,
+            &jobs,
+            config.backend,
+            &hardware.options,
+        )?;
+        let engine = Engine::new(&pack, device, jobs, hardware.overlap);
         Ok(Self {
             state: State::new(manifest),
-            device,
+            engine,
+            picked,
+            stop: None,
             pool,
             position: 0,
             ids: Vec::new(),
@@ -103,6 +164,39 @@ impl Session {
         self.truncate(keep);
         let rest = &ids[keep..];
         Ok((self.prefill(rest)?, rest.len()))
+    }
+
+    /// A flag that ends a prefill between two ops, with [`Error::Interrupted`]; what is in flight on the
+    /// device ends first.
+    pub fn stop_on(&mut self, flag: Arc<AtomicBool>) {
+        self.stop = Some(flag);
+    }
+
+    /// The backend in use.
+    #[must_use]
+    pub fn backend(&self) -> &'static str {
+        self.engine.name()
+    }
+
+    /// What [`Backend::Auto`] chose and why.
+    #[must_use]
+    pub fn picked(&self) -> Option<&str> {
+        self.picked.as_deref()
+    }
+
+    /// One line about trouble with the device since the last call.
+    pub fn warning(&mut self) -> Option<String> {
+        self.engine.warning.take()
+    }
+
+    /// Counts and times since the pack was opened.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        Stats {
+            times: self.engine.times,
+            device: self.engine.counters(),
+            fallbacks: self.engine.fallbacks,
+        }
     }
 
     /// Forgets all tokens past the first `len`.
@@ -212,6 +306,7 @@ impl Session {
         mut each: impl FnMut(&Self, &[f32], usize) -> Result<()>,
     ) -> Result<()> {
         self.check(ids)?;
+        self.engine.begin();
         let chunk = self
             .manifest()
             .npu
@@ -229,14 +324,16 @@ impl Session {
     fn step(&mut self, ids: &[u32], phase: Phase) -> Result<()> {
         let Self {
             pack,
-            device,
+            engine,
             pool,
             state,
             position,
             ids: sequence,
+            stop,
             ..
         } = self;
-        let done = pool.install(|| exec::run(pack, &mut **device, state, ids, *position, phase));
+        let stop = stop.as_deref();
+        let done = pool.install(|| exec::run(pack, engine, state, ids, *position, phase, stop));
         match done {
             Ok(()) => {
                 *position += ids.len();

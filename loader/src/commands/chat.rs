@@ -1,7 +1,7 @@
 //! `ork chat`
 
 use super::sampling::{OnOverflow, Sampling};
-use super::{Open, Second, run, say, stop_flag};
+use super::{Open, Second, run, say, stop_flag, warn};
 use clap::Args;
 use ork_loader::chat::{Answer, Message, Role, Template};
 use ork_loader::error::{Error, Result};
@@ -80,6 +80,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
         stop: stop_flag(Second::Repeats)?,
         session,
     };
+    chat.session.stop_on(Arc::clone(&chat.stop));
     chat.restart(args.system.as_deref().unwrap_or(""));
     let person = std::io::stdin().is_terminal();
     if person {
@@ -141,8 +142,9 @@ impl Conversation<'_> {
         match self.generate() {
             Ok((outcome, reader)) => {
                 say("\n")?;
+                warn(&mut self.session);
                 if self.args.stats {
-                    eprintln!("{}", run::stats(&outcome));
+                    eprintln!("{}", run::stats(&self.session, &outcome));
                 }
                 if matches!(outcome.stop, Stop::Context) {
                     eprintln!("the context is full; /reset, or pass --on-overflow keep-system");
@@ -155,6 +157,11 @@ impl Conversation<'_> {
                 self.messages.pop();
                 eprintln!("ork: {error}");
                 Ok(true)
+            }
+            // Stopped while the question was read: there is no answer to keep.
+            Err(Error::Interrupted) => {
+                self.messages.pop();
+                say("\n")
             }
             Err(error) => Err(error),
         }

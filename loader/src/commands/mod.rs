@@ -10,21 +10,34 @@ pub(crate) mod selftest;
 
 use clap::{Args, ValueEnum};
 use ork_loader::error::{Error, Result};
-use ork_loader::session::{Backend, Config, Session};
+use ork_loader::session::{Backend, Config, Hardware, Session};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 #[derive(Args)]
 pub(crate) struct Open {
     /// The .orkpack file
     pack: PathBuf,
     /// Where prefill runs
-    #[arg(long, value_enum, default_value = "cpu")]
+    #[arg(long, value_enum, default_value = "auto")]
     backend: BackendArg,
+    /// Let CPU and NPU work at the same time; the numbers do not depend on it
+    #[arg(long, value_enum, default_value = "on", hide_short_help = true)]
+    overlap: Switch,
+    /// Take device memory from dma-heap where it is small enough, one program per submit (rknpu)
+    #[arg(long, hide_short_help = true)]
+    import: bool,
+    /// Try an rknpu driver older than the oldest known to work
+    #[arg(long, hide_short_help = true)]
+    force_driver: bool,
+    /// Longest wait for one NPU job, in milliseconds
+    #[arg(long, default_value_t = 2000, hide_short_help = true)]
+    npu_timeout_ms: u64,
     /// Worker threads [default: all cores]
     #[arg(short, long)]
     threads: Option<usize>,
@@ -33,23 +46,75 @@ pub(crate) struct Open {
     ctx: Option<u32>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum BackendArg {
-    Cpu,
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BackendArg {
+    /// rknpu, rocket or cpu: what is there and can run the pack
+    Auto,
+    /// The NPU through the vendor's driver
+    Rknpu,
+    /// The NPU through the mainline driver
+    Rocket,
+    /// The bit-exact NPU simulator
     Sim,
+    /// CPU kernels
+    Cpu,
+}
+
+impl From<BackendArg> for Backend {
+    fn from(arg: BackendArg) -> Self {
+        match arg {
+            BackendArg::Auto => Self::Auto,
+            BackendArg::Rknpu => Self::Rknpu,
+            BackendArg::Rocket => Self::Rocket,
+            BackendArg::Sim => Self::Sim,
+            BackendArg::Cpu => Self::Cpu,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    On,
+    Off,
 }
 
 impl Open {
     pub(crate) fn session(&self) -> Result<Session> {
         let config = Config {
-            backend: match self.backend {
-                BackendArg::Cpu => Backend::Cpu,
-                BackendArg::Sim => Backend::Sim,
-            },
+            backend: self.backend.into(),
             threads: self.threads.unwrap_or_else(cores),
             ctx: self.ctx,
         };
-        Session::open(&self.pack, config)
+        let mut hardware = Hardware {
+            overlap: self.overlap == Switch::On,
+            ..Hardware::default()
+        };
+        hardware.options.import = self.import;
+        hardware.options.force_driver = self.force_driver;
+        hardware.options.timeout = Duration::from_millis(self.npu_timeout_ms.max(1));
+        let session = Session::open_on(&self.pack, config, hardware)?;
+        // On a machine without a driver the CPU is no news.
+        if let Some(picked) = session.picked()
+            && (session.backend() != "cpu" || picked.contains("rknpu") || picked.contains("rocket"))
+        {
+            eprintln!("ork: backend {picked}");
+        }
+        Ok(session)
+    }
+}
+
+/// A running NPU job must not lose its process: with a device in use no signal ends it at once.
+pub(crate) fn second_signal(session: &Session) -> Second {
+    match session.backend() {
+        "rknpu" | "rocket" => Second::Repeats,
+        _ => Second::Ends,
+    }
+}
+
+/// Says what the device had to complain about.
+pub(crate) fn warn(session: &mut Session) {
+    if let Some(warning) = session.warning() {
+        eprintln!("ork: warning: {warning}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! `ork run`
 
 use super::sampling::{OnOverflow, Sampling};
-use super::{Open, Second, say, stop_flag};
+use super::{Open, say, second_signal, stop_flag, warn};
 use clap::Args;
 use ork_loader::chat::{Answer, Message, Role, Template};
 use ork_loader::error::{Error, Result};
@@ -11,7 +11,9 @@ use ork_loader::tokenizer::Tokenizer;
 use serde_json::json;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 #[derive(Args)]
 pub(crate) struct RunArgs {
@@ -56,7 +58,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let mut sampler = args.sampling.sampler(&session.manifest().text.generation)?;
     let tokenizer = Tokenizer::new(session.tokenizer_bytes(), &session.manifest().text)?;
     let prompt = prompt(args, &session, &tokenizer)?;
-    let stop = stop_flag(Second::Ends)?;
+    let stop = stop_flag(second_signal(&session))?;
+    session.stop_on(Arc::clone(&stop));
     let quiet = args.print_ids || args.json;
     let request = Request {
         prompt: &prompt,
@@ -67,8 +70,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         let goes_on = quiet || say(text)?;
         Ok(goes_on && !stop.load(Ordering::Relaxed))
     })?;
+    warn(&mut session);
     if args.json {
-        say(&format!("{:#}\n", result(&outcome, prompt.len())))?;
+        say(&format!("{:#}\n", result(&session, &outcome, prompt.len())))?;
     } else {
         if args.print_ids {
             let ids: Vec<String> = outcome.ids.iter().map(u32::to_string).collect();
@@ -77,7 +81,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         say("\n")?;
     }
     if args.stats {
-        eprintln!("{}", stats(&outcome));
+        eprintln!("{}", stats(&session, &outcome));
     }
     match stop.load(Ordering::Relaxed) {
         true => Err(Error::Interrupted),
@@ -153,21 +157,41 @@ fn rate(n: usize, seconds: f64) -> f64 {
     n as f64 / seconds.max(1e-9)
 }
 
-/// One line of timings.
-pub(crate) fn stats(outcome: &Outcome) -> String {
+/// Lines of timings.
+pub(crate) fn stats(session: &Session, outcome: &Outcome) -> String {
     let (prefill, decode) = (outcome.prefill.as_secs_f64(), outcome.decode.as_secs_f64());
+    let stats = session.stats();
+    let (t, d) = (stats.times, stats.device);
+    let ms = |d: Duration| d.as_secs_f64() * 1e3;
     format!(
-        "prefill {} tokens, {:.1} tok/s; decode {} tokens, {:.1} tok/s; stopped by {:?}",
+        "prefill {} tokens, {:.1} tok/s; decode {} tokens, {:.1} tok/s; stopped by {:?}\n\
+         {}: {} submits, {} misses, {} resets, {} jobs on the CPU instead; {:.1} MB moved; busy {:.1} ms\n\
+         host ms: quantise {:.1}, copy {:.1}, submit {:.1}, wait {:.1}, dequantise {:.1}, attention {:.1}, other {:.1}",
         outcome.computed,
         rate(outcome.computed, prefill),
         outcome.ids.len(),
         rate(outcome.steps, decode),
-        outcome.stop
+        outcome.stop,
+        session.backend(),
+        d.submits,
+        d.misses,
+        d.resets,
+        stats.fallbacks,
+        t.bytes as f64 / 1e6,
+        d.busy_ns as f64 / 1e6,
+        ms(t.quantise),
+        ms(t.copy),
+        ms(t.submit),
+        ms(t.wait),
+        ms(t.dequantise),
+        ms(t.attention),
+        ms(t.other),
     )
 }
 
-fn result(outcome: &Outcome, prompt: usize) -> serde_json::Value {
+fn result(session: &Session, outcome: &Outcome, prompt: usize) -> serde_json::Value {
     let (prefill, decode) = (outcome.prefill.as_secs_f64(), outcome.decode.as_secs_f64());
+    let stats = session.stats();
     json!({
         "prompt_tokens": prompt,
         "ids": outcome.ids,
@@ -177,5 +201,8 @@ fn result(outcome: &Outcome, prompt: usize) -> serde_json::Value {
         "prefill_tokens_per_second": rate(outcome.computed, prefill),
         "decode_seconds": decode,
         "decode_tokens_per_second": rate(outcome.steps, decode),
+        "backend": session.backend(),
+        "device": stats.device,
+        "fallbacks": stats.fallbacks,
     })
 }

@@ -1,9 +1,10 @@
 //! The same int32 blocks on the CPU, reading the native tiles from the map.
 
+use super::jobs::Jobs;
 use super::{Device, allocate};
 use crate::error::Result;
 use crate::map::Pack;
-use ork_formats::model::{Chain, Program, Region};
+use ork_formats::model::{Place, Region};
 use rayon::prelude::*;
 
 /// Host memory for A and ring; weights stay in the mapping.
@@ -29,23 +30,19 @@ impl Device for Cpu {
         "cpu"
     }
 
-    fn bytes(&self, extent: u32) -> &[u8] {
-        &self.extents[extent as usize]
+    fn bytes(&self, at: Place, len: usize) -> &[u8] {
+        &self.extents[at.extent as usize][at.offset as usize..][..len]
     }
 
-    fn bytes_mut(&mut self, extent: u32) -> &mut [u8] {
-        &mut self.extents[extent as usize]
+    fn bytes_mut(&mut self, at: Place, len: usize) -> &mut [u8] {
+        &mut self.extents[at.extent as usize][at.offset as usize..][..len]
     }
 
-    fn run(&mut self, pack: &Pack, chains: &[Chain], rows: u32) -> Result<()> {
+    fn start(&mut self, pack: &Pack, jobs: &Jobs, id: u32, rows: u32) -> Result<()> {
         let plan = pack.reader().manifest().npu.as_ref();
-        let plan = plan.expect("chains come from a plan");
+        let plan = plan.expect("jobs come from a plan");
         let weights = pack.reader().npu_weights(pack.bytes());
-        let programs: Vec<&Program> = chains
-            .iter()
-            .flat_map(|c| &plan.programs[c.first as usize..(c.first + c.count) as usize])
-            .filter(|p| p.row0 < rows)
-            .collect();
+        let programs = jobs.get(id).programs(plan, rows);
         let blocks: Vec<Vec<i32>> = programs
             .par_iter()
             .map(|p| {

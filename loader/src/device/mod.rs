@@ -1,28 +1,80 @@
 //! Where prefill's int8 matmuls run.
 
 mod cpu;
+pub mod jobs;
+mod open;
+mod queue;
+mod rknpu;
+mod rocket;
 mod sim;
+pub mod uapi;
 
 pub use cpu::Cpu;
+pub use open::{Options, open};
 pub use sim::Sim;
 
 use crate::error::Result;
 use crate::map::Pack;
-use ork_formats::model::{Chain, NpuPlan, Region};
+use jobs::Jobs;
+use ork_formats::model::{NpuPlan, Place, Region};
+use serde::Serialize;
 
-/// A device: the A and ring extents of the plan, and a way to run chains over them.
+/// How a job ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Its doorbells rang.
+    Done,
+    /// It did not answer in time.
+    Lost,
+}
+
+/// What a device did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counters {
+    /// Submits to the hardware.
+    pub submits: u64,
+    /// Jobs that were lost or left words unwritten.
+    pub misses: u64,
+    /// Resets.
+    pub resets: u64,
+    /// Nanoseconds between submit and doorbell, summed over jobs.
+    pub busy_ns: u64,
+}
+
+/// A device: the A and ring extents of the plan, and a way to run jobs over them. One job per half may be
+/// in flight; while it is, its A buffers and blocks belong to the device.
 pub trait Device: Send {
     /// Name for reports.
     fn name(&self) -> &'static str;
     /// Bytes of an A or ring extent.
-    fn bytes(&self, extent: u32) -> &[u8];
+    fn bytes(&self, at: Place, len: usize) -> &[u8];
     /// As [`Device::bytes`], to write activations and sentinels.
-    fn bytes_mut(&mut self, extent: u32) -> &mut [u8];
-    /// Runs one half's chains, one per core, of which the first `rows` rows matter.
+    fn bytes_mut(&mut self, at: Place, len: usize) -> &mut [u8];
+    /// Begins a job, of which the first `rows` rows matter.
     ///
     /// # Errors
-    /// [`crate::error::Error::Failed`] when a stream faults.
-    fn run(&mut self, pack: &Pack, chains: &[Chain], rows: u32) -> Result<()>;
+    /// [`crate::error::Error::Failed`] when a stream faults or the driver refuses.
+    fn start(&mut self, pack: &Pack, jobs: &Jobs, id: u32, rows: u32) -> Result<()>;
+    /// Waits, in bounded time, for the job of a half that was started last.
+    ///
+    /// # Errors
+    /// As [`Device::start`].
+    fn wait(&mut self, _half: u32) -> Result<Ended> {
+        Ok(Ended::Done)
+    }
+    /// The results of a half are read, its sentinels are back.
+    fn release(&mut self, _half: u32) {}
+    /// Makes the device usable after a lost job. Nothing may be in flight.
+    ///
+    /// # Errors
+    /// When it cannot.
+    fn reset(&mut self) -> Result<()> {
+        Ok(())
+    }
+    /// Counts so far.
+    fn counters(&self) -> Counters {
+        Counters::default()
+    }
 }
 
 /// Zeroed host memory for every extent of the plan that `wanted` selects; empty for the others.

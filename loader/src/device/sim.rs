@@ -1,9 +1,10 @@
 //! The NPU simulator: executes the pack's own command streams.
 
-use super::{Device, allocate};
+use super::jobs::Jobs;
+use super::{Device, allocate, open};
 use crate::error::{Error, Result};
 use crate::map::Pack;
-use ork_formats::model::{Chain, Region};
+use ork_formats::model::{Place, Region};
 use ork_formats::regcmd;
 use ork_sim::Memory;
 
@@ -37,13 +38,7 @@ impl Sim {
                 top as u32
             })
             .collect();
-        let mut words: Vec<u64> = reader
-            .programs()
-            .chunks_exact(8)
-            .map(|b| u64::from_le_bytes(b.try_into().expect("8 bytes")))
-            .collect();
-        regcmd::apply(&mut words, reader.relocs(), &bases);
-        let programs: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        let programs = open::relocated(pack, &bases);
         for (extent, bytes) in plan.extents.iter().zip(&mut extents) {
             let source = match extent.region {
                 Region::Weights => reader.npu_weights(pack.bytes()),
@@ -67,33 +62,24 @@ impl Device for Sim {
         "sim"
     }
 
-    fn bytes(&self, extent: u32) -> &[u8] {
-        &self.extents[extent as usize]
+    fn bytes(&self, at: Place, len: usize) -> &[u8] {
+        &self.extents[at.extent as usize][at.offset as usize..][..len]
     }
 
-    fn bytes_mut(&mut self, extent: u32) -> &mut [u8] {
-        &mut self.extents[extent as usize]
+    fn bytes_mut(&mut self, at: Place, len: usize) -> &mut [u8] {
+        &mut self.extents[at.extent as usize][at.offset as usize..][..len]
     }
 
-    fn run(&mut self, pack: &Pack, chains: &[Chain], _rows: u32) -> Result<()> {
+    fn start(&mut self, pack: &Pack, jobs: &Jobs, id: u32, _rows: u32) -> Result<()> {
         let manifest = pack.reader().manifest();
-        let plan = manifest.npu.as_ref().expect("chains come from a plan");
+        let plan = manifest.npu.as_ref().expect("jobs come from a plan");
         let mut memory = Memory::new();
         for ((extent, bytes), base) in plan.extents.iter().zip(&mut self.extents).zip(&self.bases) {
             memory.map(*base, bytes, extent.region == Region::Ring);
         }
-        for chain in chains {
-            let at = u64::from(chain.first) * regcmd::BYTES as u64;
-            let (index, extent) = plan
-                .extents
-                .iter()
-                .enumerate()
-                .find(|(_, e)| {
-                    let inside = e.file_offset <= at && at < e.file_offset + e.bytes;
-                    e.region == Region::Programs && inside
-                })
-                .expect("the reader proved that every program is in an extent");
-            let pc = self.bases[index] + (at - extent.file_offset) as u32;
+        for part in &jobs.get(id).parts {
+            let chain = &part.chain;
+            let pc = open::program_address(plan, &self.bases, u64::from(chain.first));
             let caps = pack.reader().caps();
             let words = regcmd::WORDS as u32;
             ork_sim::run(&mut memory, pc, words, chain.count, caps, self.threads).map_err(|e| {
