@@ -9,9 +9,16 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("loader/kernels", &[]),
     ("loader/sim", &["ork-caps", "ork-formats"]),
     ("compiler", &["ork-caps", "ork-formats"]),
+    ("loader/rings", &[]),
     (
         "loader",
-        &["ork-caps", "ork-formats", "ork-kernels", "ork-sim"],
+        &[
+            "ork-caps",
+            "ork-formats",
+            "ork-kernels",
+            "ork-rings",
+            "ork-sim",
+        ],
     ),
 ];
 

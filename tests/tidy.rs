@@ -30,15 +30,13 @@ fn sources() -> Vec<(PathBuf, String)> {
 /// Linux calls live in modules whose name says so, behind cfg: the host side builds on macOS.
 #[test]
 fn linux_only_code_is_behind_cfg() {
-    const LINUX: [&str; 8] = [
+    const LINUX: [&str; 6] = [
         "std::os::linux",
-        "libc::ioctl",
-        "rustix::ioctl",
+        "libc::",
         "memfd",
         "sched_setaffinity",
         "fadvise",
         "/proc/",
-        "/dev/dri",
     ];
     for (path, text) in sources() {
         if path.ends_with("tests/tidy.rs") {
@@ -58,10 +56,13 @@ fn linux_only_code_is_behind_cfg() {
 /// unsafe stands only where the architecture allows it.
 #[test]
 fn unsafe_stays_in_its_places() {
-    const ALLOWED: [&str; 6] = [
+    const ALLOWED: [&str; 9] = [
         "loader/kernels/src",
         "loader/src/map.rs",
         "loader/src/device/uapi",
+        "loader/src/device/queue.rs",
+        "tests/fakenpu/src",
+        "tests/preload/src",
         "compiler/src/checkpoint/shards.rs",
         "compiler/src/commands/mod.rs",
         "compiler/src/pack.rs",

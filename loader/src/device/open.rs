@@ -274,7 +274,7 @@ pub(super) fn relocated(pack: &Pack, bases: &[u32]) -> Vec<u8> {
 }
 
 /// Copies the NPU slice into device memory, once, and lets its pages go.
-pub(super) fn load(pack: &Pack, plan: &NpuPlan, bases: &[u32], memory: &[Mapping]) {
+pub(super) fn load(pack: &Pack, plan: &NpuPlan, bases: &[u32], memory: &mut [Mapping]) {
     let programs = relocated(pack, bases);
     for (extent, mapping) in plan.extents.iter().zip(memory) {
         let source = match extent.region {
@@ -284,9 +284,7 @@ pub(super) fn load(pack: &Pack, plan: &NpuPlan, bases: &[u32], memory: &[Mapping
         };
         let from = &source[extent.file_offset as usize..];
         let len = from.len().min(mapping.len());
-        // SAFETY: nothing is in flight before the device is open.
-        let to = unsafe { mapping.slice_mut(0, len) };
-        to.copy_from_slice(&from[..len]);
+        mapping.bytes_mut()[..len].copy_from_slice(&from[..len]);
     }
     pack.forget_npu_weights();
 }

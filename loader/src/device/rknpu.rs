@@ -76,10 +76,12 @@ impl Rknpu {
         }
         let plan = pack.reader().manifest().npu.as_ref();
         let plan = plan.ok_or_else(open::no_plan)?;
-        let (held, memory, bases) = allocate(node, plan, options.import)?;
+        let (held, mut memory, bases) = allocate(node, plan, options.import)?;
         let arrays = task_arrays(jobs, plan, caps.task_bytes.value).ok_or_else(|| {
             Error::Input("the pack's task extents are too small for its programs".into())
         })?;
+        open::load(pack, plan, &bases, &mut memory);
+        write_tasks(plan, jobs, &bases, &arrays, &mut memory);
         let out = Self {
             warm: warm_jobs(jobs),
             held,
@@ -87,8 +89,6 @@ impl Rknpu {
             arrays,
             single: options.import,
         };
-        open::load(pack, plan, &bases, &out.memory);
-        out.write_tasks(plan, jobs, &bases);
         for extent in 0..plan.extents.len() as u32 {
             out.sync_all(extent, uapi::TO_DEVICE)?;
         }
@@ -99,29 +99,6 @@ impl Rknpu {
     /// The mapped extents.
     pub(super) fn memory(&self) -> Arc<Vec<Mapping>> {
         Arc::clone(&self.memory)
-    }
-
-    fn write_tasks(&self, plan: &NpuPlan, jobs: &Jobs, bases: &[u32]) {
-        for part in jobs.iter().flat_map(|j| &j.parts) {
-            let (extent, first) = self.arrays[part.index as usize];
-            for i in 0..part.chain.count {
-                let program = u64::from(part.chain.first + i);
-                let task = Task {
-                    op_idx: program as u32,
-                    enable_mask: regcmd::ENABLE_MATMUL,
-                    int_mask: uapi::INT_MASK,
-                    int_clear: uapi::INT_CLEAR,
-                    regcfg_amount: regcmd::REGS as u32,
-                    regcmd_addr: u64::from(open::program_address(plan, bases, program)),
-                    ..Task::default()
-                };
-                let at = (first + i) as usize * size_of::<Task>();
-                // SAFETY: nothing is in flight before the device is open.
-                let bytes =
-                    unsafe { self.memory[extent as usize].slice_mut(at, size_of::<Task>()) };
-                bytes.copy_from_slice(bytemuck::bytes_of(&task));
-            }
-        }
     }
 
     fn sync(&self, extent: u32, offset: u64, bytes: u64, flags: u32) -> Result<()> {
@@ -250,6 +227,34 @@ impl Driver for Rknpu {
         uapi::action(&*node.kernel, node.fd, uapi::ACT_RESET)
             .map_err(|e| node.failed("a reset", &e))?;
         self.warm_up()
+    }
+}
+
+/// Fills the task arrays: one descriptor per program.
+fn write_tasks(
+    plan: &NpuPlan,
+    jobs: &Jobs,
+    bases: &[u32],
+    arrays: &[(u32, u32)],
+    memory: &mut [Mapping],
+) {
+    for part in jobs.iter().flat_map(|j| &j.parts) {
+        let (extent, first) = arrays[part.index as usize];
+        for i in 0..part.chain.count {
+            let program = u64::from(part.chain.first + i);
+            let task = Task {
+                op_idx: program as u32,
+                enable_mask: regcmd::ENABLE_MATMUL,
+                int_mask: uapi::INT_MASK,
+                int_clear: uapi::INT_CLEAR,
+                regcfg_amount: regcmd::REGS as u32,
+                regcmd_addr: u64::from(open::program_address(plan, bases, program)),
+                ..Task::default()
+            };
+            let at = (first + i) as usize * size_of::<Task>();
+            memory[extent as usize].bytes_mut()[at..][..size_of::<Task>()]
+                .copy_from_slice(bytemuck::bytes_of(&task));
+        }
     }
 }
 

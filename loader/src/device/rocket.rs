@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 /// How long one look waits.
 const LOOK_NS: i64 = 200_000;
+/// The kernel ends a job after 500 ms; whoever waits longer than this waits for a broken device.
+const HUNG_NS: i64 = 5_000_000_000;
 
 /// Handles and file of one open device; freed when dropped.
 struct Held {
@@ -35,6 +37,8 @@ pub(super) struct Rocket {
     memory: Arc<Vec<Mapping>>,
     /// Handles of weights, programs and A buffers: what jobs read.
     reads: Vec<u32>,
+    /// Handles of the ring: what jobs write.
+    rings: Vec<u32>,
     /// Address of every program.
     programs: Vec<u32>,
 }
@@ -44,14 +48,17 @@ impl Rocket {
     pub(super) fn open(node: Node, pack: &Pack, jobs: &Jobs) -> Result<Self> {
         let plan = pack.reader().manifest().npu.as_ref();
         let plan = plan.ok_or_else(open::no_plan)?;
-        let (held, memory, bases) = allocate(node, plan)?;
-        let reads = plan
-            .extents
-            .iter()
-            .zip(&held.handles)
-            .filter(|(e, _)| matches!(e.region, Region::Weights | Region::Programs | Region::A))
-            .map(|(_, handle)| *handle)
-            .collect();
+        let (held, mut memory, bases) = allocate(node, plan)?;
+        open::load(pack, plan, &bases, &mut memory);
+        let handles = |wanted: &[Region]| -> Vec<u32> {
+            let extents = plan.extents.iter().zip(&held.handles);
+            extents
+                .filter(|(e, _)| wanted.contains(&e.region))
+                .map(|(_, handle)| *handle)
+                .collect()
+        };
+        let reads = handles(&[Region::Weights, Region::Programs, Region::A]);
+        let rings = handles(&[Region::Ring]);
         let programs = (0..plan.programs.len() as u64)
             .map(|p| open::program_address(plan, &bases, p))
             .collect();
@@ -59,9 +66,9 @@ impl Rocket {
             held,
             memory: Arc::new(memory),
             reads,
+            rings,
             programs,
         };
-        open::load(pack, plan, &bases, &out.memory);
         for handle in &out.held.handles {
             out.finish(*handle)?;
         }
@@ -100,14 +107,20 @@ impl Rocket {
                 continue;
             };
             self.hand_over(job)?;
-            let start = self.held.node.kernel.now_ns();
             for handle in self.writes(job) {
-                while !self.prepare(handle)? {
-                    if self.held.node.kernel.now_ns() - start > 2_000_000_000 {
-                        let late = std::io::Error::from(ErrorKind::TimedOut);
-                        return Err(self.held.node.failed("the first job", &late));
-                    }
-                }
+                self.wait_for(handle, "the first job")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until nothing runs on a buffer, much longer than the kernel lets a job hang.
+    fn wait_for(&self, handle: u32, what: &str) -> Result<()> {
+        let node = &self.held.node;
+        let start = node.kernel.now_ns();
+        while !self.prepare(handle)? {
+            if HUNG_NS < node.kernel.now_ns() - start {
+                return Err(node.failed(what, &ErrorKind::TimedOut.into()));
             }
         }
         Ok(())
@@ -164,8 +177,12 @@ impl Driver for Rocket {
         Ok(true)
     }
 
-    /// The kernel's scheduler resets a hung core itself; jobs can simply be handed over again.
+    /// The kernel's scheduler ends a hung job and resets its core by itself, after half a second. Nothing
+    /// may be handed over before that: a late job would write over a later result.
     fn reset(&mut self) -> Result<()> {
+        for handle in &self.rings {
+            self.wait_for(*handle, "the reset")?;
+        }
         Ok(())
     }
 }

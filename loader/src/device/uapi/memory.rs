@@ -54,6 +54,14 @@ impl Mapping {
         unsafe { self.at.as_ptr().add(offset) }
     }
 
+    /// Everything, before the mapping is shared and before any job knows of it.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: mapped; `&mut self` excludes other slices, and drivers hand over jobs through a shared
+        // reference only.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+    }
+
     /// A range, to read.
     ///
     /// # Safety
