@@ -366,9 +366,19 @@ impl Decoder {
     }
 }
 
+/// Whether the embedding is also the head.
+const TIED: &str = "tie_word_embeddings";
+
 /// `tie_word_embeddings`; a checkpoint that is untied must bring its head.
 pub(super) fn tied(checkpoint: &Checkpoint, config: Config<'_>, default: bool) -> Result<bool> {
-    let tied = config.flag("tie_word_embeddings", default)?;
+    // Wrapped models say it at the top, in text_config, or in both.
+    let top = Config::new(&checkpoint.config, "config.json");
+    let text = top.object("text_config")?;
+    let mut places = [Some(config), Some(top), text].into_iter().flatten();
+    let tied = match places.find(|place| place.has(TIED)) {
+        Some(place) => place.flag(TIED, default)?,
+        None => default,
+    };
     match tied || checkpoint.has("lm_head.weight") {
         true => Ok(tied),
         false => Err(Error::Input(
