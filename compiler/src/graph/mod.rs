@@ -142,7 +142,8 @@ pub fn build(checkpoint: &Checkpoint) -> Result<Graph> {
         };
         if *shape != want {
             return Err(Error::Input(format!(
-                "tensor {}: shape {shape:?}, config.json says {want:?}; the two are of different models",
+                "{}: tensor {}: shape {shape:?}, config.json says {want:?}; the two are of different models",
+                tensor.file,
                 decl.source()
             )));
         }
