@@ -68,12 +68,21 @@ impl<'a> Unit<'a, '_> {
             false => self.name,
         };
         let name = format!("{base}{suffix}");
+        // An empty one is as good as none, and says so.
         let found = self.checkpoint.stored(&name);
+        let found = found.filter(|stored| !stored.shape.contains(&0));
         (name, found)
     }
 
     /// Reads the unit.
     pub(super) fn tensor(&self) -> Result<Tensor<'a>> {
+        // From here on every product of dimensions is bounded by the bytes there are.
+        if self.weight.shape.contains(&0) {
+            return self.bad(format!(
+                "shape {:?} has no values; download it again",
+                self.weight.shape
+            ));
+        }
         let (form, beside) = match self.weight.dtype {
             Dtype::U32 => self.packed()?,
             Dtype::F8_E4M3 => self.fp8(Kind::E4m3)?,
