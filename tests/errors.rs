@@ -1,6 +1,6 @@
 //! docs/errors.md against the programs: every row is produced here, with its text and exit code.
 
-use ork_compiler::checkpoint::Checkpoint;
+use ork_compiler::checkpoint::{Checkpoint, hub};
 use ork_compiler::compile::{self, Options};
 use ork_compiler::{against, error};
 use ork_formats::model::Text;
@@ -70,6 +70,26 @@ fn poke(checkpoint: &Path, name: &str, bytes: &[u8]) {
     let at = json[name]["data_offsets"][0].as_u64().unwrap() as usize + 8 + header;
     file[at..at + bytes.len()].copy_from_slice(bytes);
     std::fs::write(path, file).unwrap();
+}
+
+/// Says of a BF16 tensor that its bytes are FP8, so twice as many rows.
+fn cast_to_fp8(checkpoint: &Path, name: &str) {
+    let path = checkpoint.join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let views = file.tensors().into_iter().map(|(n, view)| {
+        let fp8 = |shape: &[usize]| {
+            let shape = vec![shape[0] * 2, shape[1]];
+            safetensors::tensor::TensorView::new(safetensors::Dtype::F8_E4M3, shape, view.data())
+        };
+        let view = if n == name {
+            fp8(view.shape()).unwrap()
+        } else {
+            view
+        };
+        (n, view)
+    });
+    std::fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
 }
 
 /// Opens a pack made of `bytes`.
@@ -163,6 +183,27 @@ fn produce_compiler(id: &str) -> Option<Outcome> {
                 "\"intermediate_size\": 96",
             );
         }),
+        "scale-missing" => compile_changed(|c, _| cast_to_fp8(c, UP)),
+        "scale-stray" => compile_changed(|c, _| {
+            let path = c.join("model.safetensors");
+            let bytes = std::fs::read(&path).unwrap();
+            let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+            let norm = file.tensor("model.norm.weight").unwrap();
+            let mut views: Vec<_> = file.tensors();
+            views.push((format!("{UP}_scale_inv"), norm));
+            std::fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
+        }),
+        "scheme-unknown" => compile_changed(|c, _| {
+            replace(
+                &c.join("config.json"),
+                "\"mlp_bias\": false",
+                "\"quantization_config\": {\"quant_method\": \"gptq\"}",
+            );
+        }),
+        "hub-missing" => compiled(hub::resolve_in(
+            Path::new("org/name"),
+            Some(Path::new("/nonexistent")),
+        )),
         "tensor-not-finite" => compile_changed(|c, _| poke(c, UP, &[0xc0, 0x7f])),
         "git-lfs" => compile_changed(|c, _| {
             let text = "version https://git-lfs.github.com/spec/v1\n";

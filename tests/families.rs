@@ -9,7 +9,7 @@ use ork_loader::session::{Backend, Config, Session};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 
-const FIXTURES: [&str; 8] = [
+const FIXTURES: [&str; 14] = [
     "llama-bf16",
     "qwen2-f32",
     "qwen3-bf16",
@@ -18,6 +18,12 @@ const FIXTURES: [&str; 8] = [
     "granite-bf16",
     "phi3-f16",
     "gemma3-bf16",
+    "qwen3-affine4-g64",
+    "qwen3-affine8-g32",
+    "qwen3-mxfp4",
+    "qwen3-mxfp8",
+    "qwen3-nvfp4",
+    "qwen3-fp8-hf",
 ];
 
 fn fixture(name: &str) -> PathBuf {

@@ -46,7 +46,7 @@ fn arbitrary_words_never_panic() {
 
 #[test]
 fn mutated_checkpoints_are_refused_in_one_line() {
-    cases(1000, 96, fuzzing::checkpoint::check);
+    cases(2000, 96, fuzzing::checkpoint::check);
 }
 
 /// Found by libFuzzer: a string of the golden section promised more bytes than the file has.

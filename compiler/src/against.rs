@@ -27,8 +27,7 @@ pub fn check(reader: &Reader, bytes: &[u8], checkpoint: &Path) -> Result<()> {
                 checkpoint.display()
             )));
         };
-        let raw = decl.raw(&source)?;
-        if *blake3::hash(raw.bytes).as_bytes() != tensor.source {
+        if decl.tensor(&source)?.source_hash() != tensor.source {
             return Err(Error::Verify(format!(
                 "tensor {} was compiled from other bytes than {} holds",
                 tensor.name,

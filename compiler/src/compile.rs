@@ -118,6 +118,7 @@ pub fn compile(options: &Options) -> Result<Report> {
             file_bytes: std::fs::metadata(&options.output).map(|m| m.len()).ok(),
             seconds: Some(started.elapsed().as_secs_f64()),
             provenance: false,
+            warnings: checkpoint.warnings(),
         },
     ))
 }
@@ -266,6 +267,6 @@ fn manifest(
 }
 
 fn source_bytes(checkpoint: &Checkpoint, graph: &Graph) -> Result<u64> {
-    let bytes = |t: &TensorDecl| Ok(t.raw(checkpoint)?.bytes.len() as u64);
+    let bytes = |t: &TensorDecl| Ok(t.tensor(checkpoint)?.stored_bytes());
     graph.tensors.iter().map(bytes).sum()
 }

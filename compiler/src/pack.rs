@@ -1,14 +1,15 @@
 //! Quantises tensor by tensor into the bulk sections, then writes the rest of the pack.
 
-use crate::checkpoint::{Checkpoint, Raw};
+use crate::checkpoint::{Checkpoint, Tensor as Source};
 use crate::emit::Emitted;
 use crate::error::{Error, Result};
 use crate::golden::{self, Answers};
 use crate::graph::{Graph, Role, TensorDecl};
 use crate::memory::Memory;
 use crate::place::{Host, Placed};
-use crate::quantize::{int4, int8, not_finite, row_f32, w8a8};
+use crate::quantize::{int4, int8, w8a8};
 use crate::schedule::{Matrix, Schedule};
+use half::{bf16, f16};
 use indicatif::ProgressBar;
 use ork_formats::golden::Golden;
 use ork_formats::model::{FloatType, HostForm, Manifest, NpuForm, Span, Tensor};
@@ -63,7 +64,7 @@ pub fn lay_out(
             at: host.span(n * k * ty.bytes()),
         };
         let form = match place.host {
-            Host::Source => float(&mut host, decl.raw(checkpoint)?.ty),
+            Host::Source => float(&mut host, decl.tensor(checkpoint)?.float_type()),
             Host::F32 => float(&mut host, FloatType::F32),
             Host::Int8 => HostForm::Int8 {
                 at: host.span(n * k),
@@ -147,9 +148,12 @@ pub fn write(
             // Dropping the writer removes its temporary file.
             return Err(Error::Interrupted);
         }
-        let raw = decl.raw(checkpoint)?;
-        tensor.source = *blake3::hash(raw.bytes).as_bytes();
-        check_finite(decl, &raw)?;
+        let raw = decl.tensor(checkpoint)?;
+        tensor.source = raw.source_hash();
+        raw.check_finite()?;
+        if let Some(text) = raw.suspicion() {
+            checkpoint.warn(text);
+        }
         write_host(&mut writer, &mut host, decl, &raw, &tensor.host)?;
         if let Some(form) = &tensor.npu {
             let codes = quantize_npu(decl, &raw, form);
@@ -163,7 +167,7 @@ pub fn write(
                 answers.consider(manifest.npu.as_ref(), form, block, &bytes);
             }
         }
-        progress.inc(raw.bytes.len() as u64);
+        progress.inc(raw.stored_bytes());
     }
     npu.pad(&mut writer, bulk.npu)?;
     host.pad(&mut writer, bulk.host)?;
@@ -236,69 +240,56 @@ fn shape(decl: &TensorDecl) -> (usize, usize) {
     (decl.n as usize, decl.k as usize)
 }
 
-fn check_finite(decl: &TensorDecl, raw: &Raw<'_>) -> Result<()> {
-    let (n, k) = shape(decl);
-    // (index of the lowest, its value, how many) whichever thread finds them.
-    let found = (0..n)
-        .into_par_iter()
-        .map_init(
-            || vec![0f32; k],
-            |values, row| {
-                row_f32(raw, k, row, values);
-                let first = not_finite(values)?;
-                let count = values.iter().filter(|v| !v.is_finite()).count();
-                Some((row * k + first, values[first], count))
-            },
-        )
-        .flatten()
-        .reduce_with(|a, b| {
-            let low = if a.0 < b.0 { a } else { b };
-            (low.0, low.1, a.2 + b.2)
-        });
-    match found {
-        None => Ok(()),
-        Some((index, value, count)) => Err(Error::Input(format!(
-            "tensor {}: {value} at index {index}, {count} of {} values are not finite; the checkpoint is \
-             damaged, download it again",
-            decl.name,
-            n * k
-        ))),
-    }
-}
-
-fn quantize_npu(decl: &TensorDecl, raw: &Raw<'_>, form: &NpuForm) -> w8a8::Codes {
+fn quantize_npu(decl: &TensorDecl, raw: &Source<'_>, form: &NpuForm) -> w8a8::Codes {
     let (n, k) = shape(decl);
     let padded = (
         form.scales.bytes as usize / 4,
         form.slice_k as usize * form.k_slices as usize,
     );
-    w8a8::quantize((n, k), padded, |row, out| row_f32(raw, k, row, out))
+    w8a8::quantize((n, k), padded, |row, out| raw.row(row, out))
 }
 
 fn write_host(
     writer: &mut Writer,
     host: &mut Sink,
     decl: &TensorDecl,
-    raw: &Raw<'_>,
+    raw: &Source<'_>,
     form: &HostForm,
 ) -> Result<()> {
     let (n, k) = shape(decl);
     match *form {
-        HostForm::Float { ty, at } if ty == raw.ty && decl.role != Role::OnePlus => {
-            host.put(writer, at.offset, raw.bytes)
-        }
-        HostForm::Float { at, .. } => {
-            let mut bytes = vec![0u8; n * k * 4];
-            let mut values = vec![0f32; k];
-            for (row, line) in bytes.chunks_exact_mut(k * 4).enumerate() {
-                row_f32(raw, k, row, &mut values);
-                if decl.role == Role::OnePlus {
-                    values.iter_mut().for_each(|v| *v += 1.0);
-                }
-                for (b, v) in line.chunks_exact_mut(4).zip(&values) {
-                    b.copy_from_slice(&v.to_le_bytes());
-                }
+        HostForm::Float { ty, at } => {
+            if let Some((stored, bytes)) = raw.plain()
+                && stored == ty
+                && decl.role != Role::OnePlus
+            {
+                return host.put(writer, at.offset, bytes);
             }
+            let size = ty.bytes() as usize;
+            let mut bytes = vec![0u8; n * k * size];
+            bytes
+                .par_chunks_exact_mut(k * size)
+                .enumerate()
+                .for_each_init(
+                    || vec![0f32; k],
+                    |values, (row, line)| {
+                        raw.row(row, values);
+                        if decl.role == Role::OnePlus {
+                            values.iter_mut().for_each(|v| *v += 1.0);
+                        }
+                        for (b, v) in line.chunks_exact_mut(size).zip(values) {
+                            match ty {
+                                FloatType::F32 => b.copy_from_slice(&v.to_le_bytes()),
+                                FloatType::F16 => {
+                                    b.copy_from_slice(&f16::from_f32(*v).to_le_bytes())
+                                }
+                                FloatType::Bf16 => {
+                                    b.copy_from_slice(&bf16::from_f32(*v).to_le_bytes())
+                                }
+                            }
+                        }
+                    },
+                );
             host.put(writer, at.offset, &bytes)
         }
         HostForm::Int8 { at, scales } => {
@@ -310,7 +301,7 @@ fn write_host(
     }
 }
 
-fn int8_matrix(raw: &Raw<'_>, n: usize, k: usize) -> (Vec<u8>, Vec<u8>) {
+fn int8_matrix(raw: &Source<'_>, n: usize, k: usize) -> (Vec<u8>, Vec<u8>) {
     let mut codes = vec![0u8; n * k];
     let mut scales = vec![0u8; n * 4];
     codes
@@ -320,7 +311,7 @@ fn int8_matrix(raw: &Raw<'_>, n: usize, k: usize) -> (Vec<u8>, Vec<u8>) {
         .for_each_init(
             || vec![0f32; k],
             |values, (row, (line, scale))| {
-                row_f32(raw, k, row, values);
+                raw.row(row, values);
                 scale.copy_from_slice(&int8::row(values, line).to_le_bytes());
             },
         );
@@ -328,7 +319,7 @@ fn int8_matrix(raw: &Raw<'_>, n: usize, k: usize) -> (Vec<u8>, Vec<u8>) {
 }
 
 /// Panels are independent, so each is quantised and packed as a small matrix of its own.
-fn int4_matrix(raw: &Raw<'_>, n: usize, k: usize) -> Vec<u8> {
+fn int4_matrix(raw: &Source<'_>, n: usize, k: usize) -> Vec<u8> {
     let groups = k.div_ceil(GROUP);
     let mut out = vec![0u8; int4_bytes(n, k) as usize];
     out.par_chunks_exact_mut(panel_bytes(k))
@@ -344,7 +335,7 @@ fn int4_matrix(raw: &Raw<'_>, n: usize, k: usize) -> Vec<u8> {
             |(values, codes, scales), (panel, bytes)| {
                 let rows = PANEL.min(n - panel * PANEL);
                 for r in 0..rows {
-                    row_f32(raw, k, panel * PANEL + r, values);
+                    raw.row(panel * PANEL + r, values);
                     let scales = &mut scales[r * groups..][..groups];
                     int4::row(values, &mut codes[r * k..][..k], scales);
                 }

@@ -52,10 +52,12 @@ pub struct Report {
     pub hash: Option<String>,
     /// Wall-clock time of the compilation.
     pub seconds: Option<f64>,
+    /// What was odd about the checkpoint, a line each; known while compiling only.
+    pub warnings: Vec<String>,
 }
 
 /// What the manifest does not say.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// Bytes of the host section.
     pub host_bytes: u64,
@@ -69,6 +71,8 @@ pub struct Facts {
     pub seconds: Option<f64>,
     /// Show where the pack came from.
     pub provenance: bool,
+    /// What was odd about the checkpoint.
+    pub warnings: Vec<String>,
 }
 
 impl Report {
@@ -115,6 +119,7 @@ impl Report {
             file_bytes: facts.file_bytes,
             hash: facts.hash.map(|h| hex(&h)),
             seconds: facts.seconds,
+            warnings: facts.warnings,
         }
     }
 }

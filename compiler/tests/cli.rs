@@ -234,6 +234,58 @@ fn sharded_checkpoints_compile_to_the_same_tensors() {
     assert!(host(&checkpoint, "a.orkpack") == host(&fixture(), "b.orkpack"));
 }
 
+/// Warnings go to stderr, one line each, whatever is silenced; the pack is made all the same.
+#[test]
+fn warnings_are_printed() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = copy(dir.path());
+    edit_weights(&checkpoint, |t| {
+        t.insert("mtp.norm.weight".into(), (Dtype::F32, vec![1], vec![0; 4]));
+    });
+    let out = dir.path().join("o.orkpack");
+    let (source, pack) = (checkpoint.to_str().unwrap(), out.to_str().unwrap());
+    let done = orkc(&["compile", source, "-q", "-o", pack]);
+    let text = String::from_utf8(done.stderr).unwrap();
+    assert_eq!(done.status.code(), Some(0), "{text}");
+    assert!(
+        text.starts_with("orkc: warning: ") && text.contains("mtp.norm.weight"),
+        "{text}"
+    );
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(done.stdout.is_empty() && out.exists());
+}
+
+/// A name of the Hub is looked up in its local cache only.
+#[test]
+fn hub_names_compile_from_the_cache() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = copy(dir.path());
+    let snapshots = dir.path().join("hub/models--acme--tiny/snapshots");
+    let refs = dir.path().join("hub/models--acme--tiny/refs");
+    std::fs::create_dir_all(&snapshots).unwrap();
+    std::fs::create_dir_all(&refs).unwrap();
+    std::fs::rename(checkpoint, snapshots.join("abc123")).unwrap();
+    std::fs::write(refs.join("main"), "abc123\n").unwrap();
+    let out = dir.path().join("o.orkpack");
+    let run = |name: &str| {
+        Command::new(env!("CARGO_BIN_EXE_orkc"))
+            .args(["compile", name, "-q", "-o", out.to_str().unwrap()])
+            .env_remove("HF_HUB_CACHE")
+            .env("HF_HOME", dir.path())
+            .output()
+            .unwrap()
+    };
+    let missing = run("acme/large");
+    let text = String::from_utf8(missing.stderr).unwrap();
+    assert_eq!(missing.status.code(), Some(3), "{text}");
+    assert!(
+        text.contains("hf download acme/large") && text.lines().count() == 1,
+        "{text}"
+    );
+    assert_eq!(run("acme/tiny").status.code(), Some(0));
+    assert!(out.exists());
+}
+
 /// Every fact of caps is shown, differences are found, unproven chips ask first.
 #[test]
 fn caps_are_listed_shown_and_compared() {

@@ -172,9 +172,9 @@ pub fn assert_one_line(error: &impl std::fmt::Display) {
     assert!(!text.chars().any(char::is_control), "{text:?}");
 }
 
-/// The test checkpoint cut to its first layer: header, config, data.
-pub fn small_checkpoint() -> (Value, Value, Vec<u8>) {
-    let dir = data_dir();
+/// A test checkpoint cut to its first layer: header, config, data.
+pub fn small_checkpoint(name: &str) -> (Value, Value, Vec<u8>) {
+    let dir = data_dir().with_file_name(name);
     let file = std::fs::read(dir.join("model.safetensors")).expect("the test checkpoint");
     let length = u64::from_le_bytes(file[..8].try_into().expect("8 bytes")) as usize;
     let header: Value = serde_json::from_slice(&file[8..8 + length]).expect("a header");

@@ -22,7 +22,7 @@ struct Honest {
 fn honest() -> &'static Honest {
     static HONEST: OnceLock<Honest> = OnceLock::new();
     HONEST.get_or_init(|| {
-        let (header, config, data) = small_checkpoint();
+        let (header, config, data) = small_checkpoint("llama-bf16");
         let dir = tempfile::tempdir().expect("a temporary folder");
         for name in ["tokenizer.json", "tokenizer_config.json"] {
             std::fs::copy(super::data_dir().join(name), dir.path().join(name)).expect("copied");

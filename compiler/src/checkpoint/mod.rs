@@ -1,24 +1,30 @@
-//! Reads an MLX checkpoint: `config.json` and safetensors shards, mapped, never cast.
+//! Reads an MLX or Hugging Face checkpoint: `config.json` and safetensors shards, mapped, never cast, with
+//! plain and quantised tensors behind one view.
 
+mod affine;
 pub(crate) mod config;
+mod declared;
+mod floats;
+mod fp8;
+pub mod hub;
+mod mx;
+mod packed;
+mod quantised;
 mod shards;
+mod tensor;
+
+pub(crate) use quantised::owner;
+pub use tensor::Tensor;
 
 use crate::error::{Error, Result};
-use ork_formats::model::FloatType;
+use declared::Quantisation;
+use quantised::Unit;
 use serde_json::Value;
-use shards::Shard;
+use shards::{Shard, Stored};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-
-/// A tensor as the file stores it.
-pub struct Raw<'a> {
-    /// Dimensions, outermost first.
-    pub shape: Vec<usize>,
-    /// Element type.
-    pub ty: FloatType,
-    /// Little-endian bytes at any alignment: MLX does not pad its headers.
-    pub bytes: &'a [u8],
-}
+use std::sync::Mutex;
 
 /// An open checkpoint.
 pub struct Checkpoint {
@@ -27,8 +33,11 @@ pub struct Checkpoint {
     config_hash: [u8; 32],
     dir: PathBuf,
     shards: Vec<Shard>,
-    /// Tensor name -> shard.
-    index: BTreeMap<String, usize>,
+    /// Tensor name -> (shard, name in it).
+    index: BTreeMap<String, (usize, String)>,
+    quantisation: Quantisation,
+    /// In the order in which they were noticed.
+    warnings: Mutex<Vec<String>>,
 }
 
 impl Checkpoint {
@@ -53,12 +62,14 @@ impl Checkpoint {
             )));
         }
         let config_hash = *blake3::hash(&bytes).as_bytes();
+        let quantisation = Quantisation::read(dir, &config)?;
         let mut index = BTreeMap::new();
         let mut shards = Vec::new();
         for path in shards::list(dir)? {
             let shard = Shard::open(&path)?;
             for name in shard.names() {
-                if index.insert(name.clone(), shards.len()).is_some() {
+                let at = (shards.len(), name.clone());
+                if index.insert(quantisation.rename(&name), at).is_some() {
                     return Err(Error::Input(format!(
                         "{}: tensor {name} is in another file too; remove the stray file",
                         path.display()
@@ -73,6 +84,8 @@ impl Checkpoint {
             dir: dir.to_path_buf(),
             shards,
             index,
+            quantisation,
+            warnings: Mutex::default(),
         })
     }
 
@@ -93,35 +106,86 @@ impl Checkpoint {
         self.index.contains_key(name)
     }
 
-    /// One tensor.
-    ///
-    /// # Errors
-    /// [`Error::Input`] when it is missing or of an unsupported type.
-    pub fn tensor(&self, name: &str) -> Result<Raw<'_>> {
-        let shard = self.index.get(name).ok_or_else(|| {
-            Error::Input(format!(
-                "{}: tensor {name} is missing; the download is incomplete or of another family",
-                self.dir.display()
-            ))
-        })?;
-        self.shards[*shard].tensor(name)
+    /// Dimensions as the file has them; codes in words have fewer columns than the values they hold.
+    #[must_use]
+    pub fn stored_shape(&self, name: &str) -> Option<&[usize]> {
+        self.stored(name).map(|stored| stored.shape)
     }
 
-    /// One tensor, widened, refused when a value is not finite.
+    /// One tensor of `columns` columns, whatever its format. The model says how many columns there are:
+    /// packed shapes alone do not.
+    ///
+    /// # Errors
+    /// [`Error::Input`] when it is missing, of an unsupported type, or lacks its scales.
+    pub fn tensor(&self, name: &str, columns: usize) -> Result<Tensor<'_>> {
+        let Some((shard, inner)) = self.index.get(name) else {
+            return Err(self.missing(name));
+        };
+        let shard = &self.shards[*shard];
+        let weight = shard.stored(inner).ok_or_else(|| self.missing(name))?;
+        Unit {
+            name,
+            file: shard.path().display().to_string(),
+            weight,
+            checkpoint: self,
+            k: columns,
+        }
+        .tensor()
+    }
+
+    fn stored(&self, name: &str) -> Option<Stored<'_>> {
+        let (shard, inner) = self.index.get(name)?;
+        self.shards[*shard].stored(inner)
+    }
+
+    fn missing(&self, name: &str) -> Error {
+        let dir = self.dir.display();
+        let left = self
+            .names()
+            .find(|other| owner(other, |weight| weight == name).is_some());
+        Error::Input(match left {
+            Some(scale) => format!(
+                "{dir}: tensor {name} is missing but its {scale} is there; the download is incomplete, get every shard of one revision"
+            ),
+            None => format!(
+                "{dir}: tensor {name} is missing; the download is incomplete or of another family"
+            ),
+        })
+    }
+
+    /// Rows `rows` of a tensor of `columns` columns, decoded, refused when a value is not finite.
     ///
     /// # Errors
     /// As [`Checkpoint::tensor`], and [`Error::Input`] naming the first NaN or infinity.
-    pub fn read_f32(&self, name: &str) -> Result<Vec<f32>> {
-        let raw = self.tensor(name)?;
-        let values = widen(raw.ty, raw.bytes);
-        match values.iter().position(|v| !v.is_finite()) {
-            None => Ok(values),
-            Some(first) => Err(Error::Input(format!(
-                "tensor {name}: {} at index {first}, {} non-finite of {} values; repair the checkpoint",
-                values[first],
-                values.iter().filter(|v| !v.is_finite()).count(),
-                values.len()
-            ))),
+    pub fn read_f32_rows(
+        &self,
+        name: &str,
+        columns: usize,
+        rows: Range<usize>,
+    ) -> Result<Vec<f32>> {
+        let tensor = self.tensor(name, columns)?.part(rows)?;
+        tensor.check_finite()?;
+        Ok(tensor.values())
+    }
+
+    /// Notes what is odd but no reason to stop.
+    pub(crate) fn warn(&self, text: String) {
+        let mut warnings = self.warnings.lock().expect("no holder panics");
+        if !warnings.contains(&text) {
+            warnings.push(text);
+        }
+    }
+
+    /// What was odd so far, a line each.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        self.warnings.lock().expect("no holder panics").clone()
+    }
+
+    /// Compares what the tensors are with what `config.json` says of them; the tensors are believed.
+    pub(crate) fn compare_declared<'a>(&self, tensors: impl Iterator<Item = &'a Tensor<'a>>) {
+        for text in self.quantisation.conflicts(tensors) {
+            self.warn(text);
         }
     }
 
@@ -131,25 +195,6 @@ impl Checkpoint {
         let mut out = vec![("config.json".to_string(), self.config_hash)];
         out.extend(self.shards.iter().map(Shard::source));
         out
-    }
-}
-
-/// Little-endian bytes of any alignment to f32.
-#[must_use]
-pub fn widen(ty: FloatType, bytes: &[u8]) -> Vec<f32> {
-    match ty {
-        FloatType::F32 => bytes
-            .chunks_exact(4)
-            .map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes")))
-            .collect(),
-        FloatType::F16 => bytes
-            .chunks_exact(2)
-            .map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32())
-            .collect(),
-        FloatType::Bf16 => bytes
-            .chunks_exact(2)
-            .map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32())
-            .collect(),
     }
 }
 

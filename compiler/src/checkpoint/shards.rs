@@ -1,9 +1,8 @@
 //! Safetensors files: which ones belong to the model, and their tensors.
 
-use super::{LFS_POINTER, Raw, lfs_pointer, read_json};
+use super::{LFS_POINTER, lfs_pointer, read_json};
 use crate::error::{Error, Result};
 use memmap2::Mmap;
-use ork_formats::model::FloatType;
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 use std::fs::File;
@@ -15,6 +14,14 @@ pub(super) struct Shard {
     map: Mmap,
     metadata: Metadata,
     data: usize,
+}
+
+/// A tensor of a file: little-endian bytes at any address.
+#[derive(Clone, Copy)]
+pub(super) struct Stored<'a> {
+    pub(super) shape: &'a [usize],
+    pub(super) dtype: Dtype,
+    pub(super) bytes: &'a [u8],
 }
 
 /// The model's files: those the index names when all exist, else every `model*.safetensors`, which
@@ -112,25 +119,17 @@ impl Shard {
         self.metadata.tensors().into_keys().collect()
     }
 
-    pub(super) fn tensor(&self, name: &str) -> Result<Raw<'_>> {
-        let info = self.metadata.info(name).ok_or_else(|| {
-            Error::Input(format!("{}: tensor {name} is missing", self.path.display()))
-        })?;
-        let ty = match info.dtype {
-            Dtype::F32 => FloatType::F32,
-            Dtype::F16 => FloatType::F16,
-            Dtype::BF16 => FloatType::Bf16,
-            other => {
-                return Err(Error::Input(format!(
-                    "{}: tensor {name} is {other:?}; supported are F32, F16 and BF16",
-                    self.path.display()
-                )));
-            }
-        };
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The tensor as stored; names come from [`Shard::names`].
+    pub(super) fn stored(&self, name: &str) -> Option<Stored<'_>> {
+        let info = self.metadata.info(name)?;
         let (from, to) = info.data_offsets;
-        Ok(Raw {
-            shape: info.shape.clone(),
-            ty,
+        Some(Stored {
+            shape: &info.shape,
+            dtype: info.dtype,
             bytes: &self.map[self.data + from..self.data + to],
         })
     }

@@ -1,8 +1,9 @@
 //! `orkc compile`
 
-use super::{io, print};
+use super::{io, print, warn};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ork_compiler::checkpoint::hub;
 use ork_compiler::compile::{Options, compile};
 use ork_compiler::error::Result;
 use ork_compiler::place::{Decode, Scheme};
@@ -15,7 +16,7 @@ use std::sync::atomic::AtomicBool;
 
 #[derive(Args)]
 pub(crate) struct CompileArgs {
-    /// Checkpoint directory
+    /// Checkpoint directory, or `org/name[@revision]` in the Hub's local cache
     checkpoint: PathBuf,
     /// Pack to write
     #[arg(short, long)]
@@ -74,7 +75,7 @@ fn stop_on_signals() -> Result<Arc<AtomicBool>> {
 
 pub(crate) fn run(args: CompileArgs) -> Result<()> {
     let report = compile(&Options {
-        checkpoint: args.checkpoint,
+        checkpoint: hub::resolve(&args.checkpoint)?,
         output: args.output,
         soc: args.soc,
         allow_unvalidated: args.allow_unvalidated,
@@ -90,6 +91,9 @@ pub(crate) fn run(args: CompileArgs) -> Result<()> {
         progress: progress(args.quiet),
         stop: stop_on_signals()?,
     })?;
+    for warning in &report.warnings {
+        warn(warning);
+    }
     if args.quiet && !args.json {
         return Ok(());
     }

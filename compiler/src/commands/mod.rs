@@ -9,6 +9,7 @@ pub(crate) mod verify;
 use memmap2::Mmap;
 use ork_compiler::error::{Error, Result};
 use ork_compiler::report::Report;
+use ork_formats::one_line;
 use ork_formats::pack::Reader;
 use std::fs::File;
 use std::io::Write;
@@ -48,6 +49,11 @@ pub(crate) fn say(text: &str) -> Result<()> {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(io(Path::new("stdout"))(e)),
         _ => Ok(()),
     }
+}
+
+/// Writes a line to stderr; one that nobody can read is no failure.
+pub(crate) fn warn(text: &str) {
+    eprintln!("orkc: warning: {}", one_line(text));
 }
 
 pub(crate) fn print(report: &Report, json: bool) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use super::io;
 use clap::Args;
-use ork_compiler::checkpoint::Checkpoint;
+use ork_compiler::checkpoint::{Checkpoint, hub};
 use ork_compiler::error::{Error, Result};
 use ork_compiler::{graph, reference, text};
 use std::fs::{File, OpenOptions};
@@ -54,13 +54,14 @@ fn create_new(path: &Path) -> Result<File> {
 
 /// The safetensors file of the logits.
 fn reference_logits(args: &ReferenceArgs) -> Result<Vec<u8>> {
-    let checkpoint = Checkpoint::open(&args.checkpoint)?;
+    let dir = hub::resolve(&args.checkpoint)?;
+    let checkpoint = Checkpoint::open(&dir)?;
     let graph = graph::build(&checkpoint)?;
     let ids = match (&args.ids, &args.prompt) {
         (Some(ids), _) => ids.clone(),
         (None, prompt) => {
             let prompt = prompt.as_deref().unwrap_or_default();
-            tokenize(&args.checkpoint, &checkpoint, prompt)?
+            tokenize(&dir, &checkpoint, prompt)?
         }
     };
     if let Some(id) = ids.iter().find(|id| graph.model.vocab <= **id) {

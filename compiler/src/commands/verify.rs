@@ -3,6 +3,7 @@
 use super::{Opened, say};
 use clap::Args;
 use ork_compiler::against;
+use ork_compiler::checkpoint::hub;
 use ork_compiler::error::{Error, Result};
 use std::path::PathBuf;
 
@@ -22,7 +23,8 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
         .verify(&pack.map)
         .map_err(|e| named(e.to_string()))?;
     if let Some(checkpoint) = &args.against {
-        against::check(&pack.reader, &pack.map, checkpoint).map_err(|e| match e {
+        let checkpoint = hub::resolve(checkpoint)?;
+        against::check(&pack.reader, &pack.map, &checkpoint).map_err(|e| match e {
             Error::Verify(text) => named(text),
             other => other,
         })?;

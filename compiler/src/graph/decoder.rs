@@ -366,9 +366,22 @@ impl Decoder {
     }
 }
 
-/// `tie_word_embeddings`; a checkpoint that is untied must bring its head.
+/// Whether the embedding is also the head.
+const TIED: &str = "tie_word_embeddings";
+
+/// `tie_word_embeddings` of the model's own config, of the top, or of text_config: wrapped models say it in any.
+pub(super) fn tied_flag(checkpoint: &Checkpoint, config: Config<'_>) -> Result<Option<bool>> {
+    let top = Config::new(&checkpoint.config, "config.json");
+    let text = top.object("text_config")?;
+    let mut places = [Some(config), Some(top), text].into_iter().flatten();
+    let place = places.find(|place| place.has(TIED));
+    place.map(|place| place.flag(TIED, false)).transpose()
+}
+
+/// Whether the embedding is the head, `default` where nothing says; a checkpoint that is untied must bring
+/// its head.
 pub(super) fn tied(checkpoint: &Checkpoint, config: Config<'_>, default: bool) -> Result<bool> {
-    let tied = config.flag("tie_word_embeddings", default)?;
+    let tied = tied_flag(checkpoint, config)?.unwrap_or(default);
     match tied || checkpoint.has("lm_head.weight") {
         true => Ok(tied),
         false => Err(Error::Input(

@@ -11,7 +11,7 @@ mod rope;
 mod smollm3;
 
 use crate::checkpoint::config::Config;
-use crate::checkpoint::{Checkpoint, Raw, widen};
+use crate::checkpoint::{Checkpoint, Tensor, owner};
 use crate::error::{Error, Result};
 use ork_formats::model::Model;
 use std::collections::HashSet;
@@ -62,36 +62,26 @@ impl TensorDecl {
         self.part.as_ref().map_or(&self.name, |part| &part.of)
     }
 
-    /// The bytes in the checkpoint.
+    /// The rows in the checkpoint, decoded on demand.
     ///
     /// # Errors
-    /// [`Error::Input`] when the tensor is missing or of an unsupported type.
-    pub fn raw<'a>(&self, checkpoint: &'a Checkpoint) -> Result<Raw<'a>> {
-        let whole = checkpoint.tensor(self.source())?;
-        let Some(part) = &self.part else {
-            return Ok(whole);
-        };
-        let row = self.k as usize * whole.ty.bytes() as usize;
-        let start = part.first as usize * row;
-        Ok(Raw {
-            shape: vec![self.n as usize, self.k as usize],
-            ty: whole.ty,
-            bytes: &whole.bytes[start..start + self.n as usize * row],
-        })
+    /// [`Error::Input`] when the tensor is missing or cannot be read.
+    pub fn tensor<'a>(&self, checkpoint: &'a Checkpoint) -> Result<Tensor<'a>> {
+        let whole = checkpoint.tensor(self.source(), self.k as usize)?;
+        match &self.part {
+            None => Ok(whole),
+            Some(part) => whole.part(part.first as usize..(part.first + self.n) as usize),
+        }
     }
 
     /// The values that the ops use, `[n, k]`.
     ///
     /// # Errors
-    /// As [`TensorDecl::raw`], and [`Error::Input`] for values that are not finite.
+    /// As [`TensorDecl::tensor`], and [`Error::Input`] for values that are not finite.
     pub fn read_f32(&self, checkpoint: &Checkpoint) -> Result<Vec<f32>> {
-        let mut values = match self.part {
-            None => checkpoint.read_f32(&self.name)?,
-            Some(_) => {
-                let raw = self.raw(checkpoint)?;
-                widen(raw.ty, raw.bytes)
-            }
-        };
+        let tensor = self.tensor(checkpoint)?;
+        tensor.check_finite()?;
+        let mut values = tensor.values();
         if self.role == Role::OnePlus {
             values.iter_mut().for_each(|v| *v += 1.0);
         }
@@ -141,31 +131,49 @@ pub fn build(checkpoint: &Checkpoint) -> Result<Graph> {
     };
     let config = Config::new(&checkpoint.config, "config.json");
     let graph = family_build(checkpoint, config, family)?;
+    let mut tensors = Vec::new();
     for decl in &graph.tensors {
-        let shape = checkpoint.tensor(decl.source())?.shape;
+        let tensor = checkpoint.tensor(decl.source(), decl.k as usize)?;
+        let shape = &tensor.shape;
         let rows = decl.part.as_ref().map_or(decl.n, |part| part.rows);
         let want = match decl.role {
             Role::Vector | Role::OnePlus => vec![decl.k as usize],
             Role::Matrix | Role::Embedding => vec![rows as usize, decl.k as usize],
         };
-        if shape != want {
+        if *shape != want {
             return Err(Error::Input(format!(
-                "tensor {}: shape {shape:?}, config.json says {want:?}; the two are of different models",
+                "{}: tensor {}: shape {shape:?}, config.json says {want:?}; the two are of different models",
+                tensor.file,
                 decl.source()
             )));
         }
+        tensors.push(tensor);
     }
+    checkpoint.compare_declared(tensors.iter());
     let declared: HashSet<&str> = graph.tensors.iter().map(TensorDecl::source).collect();
     let tied = graph.tensors[graph.model.head as usize].name != "lm_head.weight";
+    let mut skipped = Vec::new();
     for name in checkpoint.names() {
-        let known = declared.contains(name)
-            || name.ends_with(".rotary_emb.inv_freq")
-            || (tied && name.starts_with("lm_head."));
+        if declared.contains(name) || owner(name, |weight| declared.contains(weight)).is_some() {
+            continue;
+        }
+        // Old conversions carry these tables; the graph computes its own.
+        if name.ends_with(".rotary_emb.inv_freq") {
+            continue;
+        }
+        let known = name.starts_with("mtp.") || (tied && name.starts_with("lm_head."));
         if !known {
             return Err(Error::Input(format!(
                 "tensor {name} is unexpected in a {family} model of this config.json; remove it or use the right config"
             )));
         }
+        skipped.push(name);
+    }
+    if let [first, ..] = skipped[..] {
+        checkpoint.warn(format!(
+            "{} tensors take no part in this model and are left out, {first} is the first",
+            skipped.len()
+        ));
     }
     Ok(graph)
 }

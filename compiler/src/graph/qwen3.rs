@@ -10,7 +10,7 @@ use ork_formats::model::Activation;
 pub(super) fn build(checkpoint: &Checkpoint, config: Config<'_>, family: &str) -> Result<Graph> {
     decoder::activation(config, family, &["silu"])?;
     let dims = Dims::read(config)?;
-    if !config.has("tie_word_embeddings") {
+    if decoder::tied_flag(checkpoint, config)?.is_none() {
         return Err(Error::Input(
             "config.json: tie_word_embeddings is missing; add true or false".into(),
         ));

@@ -4,39 +4,8 @@ pub mod int4;
 pub mod int8;
 pub mod w8a8;
 
-use crate::checkpoint::Raw;
-use half::{bf16, f16};
-use ork_formats::model::FloatType;
-
 /// Largest code of symmetric int8.
 pub const CODE_MAX: f32 = 127.0;
-
-/// Decodes row `row` of a float matrix of `k` columns into `out` (`k` values).
-pub fn row_f32(raw: &Raw<'_>, k: usize, row: usize, out: &mut [f32]) {
-    match raw.ty {
-        FloatType::F32 => {
-            for (v, b) in out.iter_mut().zip(raw.bytes[row * k * 4..].chunks_exact(4)) {
-                *v = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-            }
-        }
-        FloatType::F16 => {
-            for (v, b) in out.iter_mut().zip(raw.bytes[row * k * 2..].chunks_exact(2)) {
-                *v = f16::from_le_bytes([b[0], b[1]]).to_f32();
-            }
-        }
-        FloatType::Bf16 => {
-            for (v, b) in out.iter_mut().zip(raw.bytes[row * k * 2..].chunks_exact(2)) {
-                *v = bf16::from_le_bytes([b[0], b[1]]).to_f32();
-            }
-        }
-    }
-}
-
-/// First value of `row` that is not finite: no scale exists for it.
-#[must_use]
-pub fn not_finite(row: &[f32]) -> Option<usize> {
-    row.iter().position(|v| !v.is_finite())
-}
 
 /// Largest magnitude of `row`; 0 when empty.
 #[must_use]
@@ -91,33 +60,5 @@ mod tests {
         let mut codes = [9; 3];
         assert_eq!(symmetric(&[0.0, -0.0, 0.0], &mut codes), 0.0);
         assert_eq!(codes, [0; 3]);
-    }
-
-    #[test]
-    fn rows_decode_from_every_float_type() {
-        let values = [1.0f32, -2.5, 0.25, 8.0];
-        let f32s: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let f16s: Vec<u8> = values
-            .iter()
-            .flat_map(|v| f16::from_f32(*v).to_le_bytes())
-            .collect();
-        let bf16s: Vec<u8> = values
-            .iter()
-            .flat_map(|v| bf16::from_f32(*v).to_le_bytes())
-            .collect();
-        for (ty, bytes) in [
-            (FloatType::F32, &f32s),
-            (FloatType::F16, &f16s),
-            (FloatType::Bf16, &bf16s),
-        ] {
-            let raw = Raw {
-                shape: vec![2, 2],
-                ty,
-                bytes,
-            };
-            let mut row = [0.0; 2];
-            row_f32(&raw, 2, 1, &mut row);
-            assert_eq!(row, values[2..]);
-        }
     }
 }
