@@ -297,8 +297,10 @@ fn step(
         return false;
     };
     let d = job.descriptor;
-    let spent = job.since.elapsed();
-    let lost = match driver.poll(jobs.get(d.buffer)) {
+    let since = job.since;
+    let answer = driver.poll(jobs.get(d.buffer));
+    let spent = since.elapsed();
+    let lost = match answer {
         Ok(true) => false,
         Ok(false) if spent < timeout => return false,
         Ok(false) => true,
