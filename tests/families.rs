@@ -9,7 +9,7 @@ use ork_loader::session::{Backend, Config, Session};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 
-const FIXTURES: [&str; 8] = [
+const FIXTURES: [&str; 13] = [
     "llama-bf16",
     "qwen2-f32",
     "qwen3-bf16",
@@ -18,6 +18,11 @@ const FIXTURES: [&str; 8] = [
     "granite-bf16",
     "phi3-f16",
     "gemma3-bf16",
+    "qwen3_moe-bf16",
+    "qwen3_next-bf16",
+    "qwen3_5-bf16",
+    "qwen3_5-hf-layout",
+    "qwen3_5_moe-bf16",
 ];
 
 fn fixture(name: &str) -> PathBuf {

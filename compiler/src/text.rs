@@ -53,7 +53,8 @@ pub fn freeze(dir: &Path, config: &Value) -> Result<(Vec<u8>, Text)> {
     let settings = optional("tokenizer_config.json")?;
     let generation = optional("generation_config.json")?;
     let mut stop = BTreeSet::new();
-    for value in [&config["eos_token_id"], &generation["eos_token_id"]] {
+    let nested = &config["text_config"]["eos_token_id"];
+    for value in [&config["eos_token_id"], nested, &generation["eos_token_id"]] {
         stop.extend(ids(value));
     }
     let eos = settings["eos_token"]

@@ -1,11 +1,11 @@
 //! Walks the op list over activation slots: the only place where device and CPU meet.
 
 use crate::cpu::attention::{self, Shape};
-use crate::cpu::kv::Kv;
-use crate::cpu::linear;
+use crate::cpu::{conv, delta, experts, linear};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::map::Pack;
+use crate::state::State;
 use ork_formats::model::{
     Activation, Chain, Manifest, NpuForm, NpuPlan, Op, Program, Region, Rope, Tensor,
 };
@@ -24,29 +24,17 @@ pub(crate) enum Phase {
     Decode,
 }
 
-/// Mutable state of one sequence.
-pub(crate) struct State {
-    pub(crate) caches: Vec<Kv>,
-    slots: Vec<Vec<f32>>,
-}
+/// Activation slots, reused by every chunk.
+pub(crate) struct Slots(Vec<Vec<f32>>);
 
-impl State {
+impl Slots {
     pub(crate) fn new(manifest: &Manifest) -> Self {
-        let model = &manifest.model;
-        Self {
-            caches: model.caches.iter().map(|c| Kv::new(c, model.kv)).collect(),
-            slots: vec![Vec::new(); model.slots.len()],
-        }
+        Self(vec![Vec::new(); manifest.model.slots.len()])
     }
 
-    /// Forgets all tokens past the first `len`, in every layer.
-    pub(crate) fn truncate(&mut self, len: usize) {
-        self.caches.iter_mut().for_each(|cache| cache.truncate(len));
-    }
-
-    /// The slot of the last chunk's hidden state, `[rows, hidden]`.
-    pub(crate) fn slot(&self, slot: u32) -> &[f32] {
-        &self.slots[slot as usize]
+    /// The last chunk's rows of one slot.
+    pub(crate) fn rows(&self, slot: u32) -> &[f32] {
+        &self.0[slot as usize]
     }
 }
 
@@ -68,7 +56,7 @@ pub(crate) fn seed(device: &mut dyn Device, plan: &NpuPlan) {
 pub(crate) fn run(
     pack: &Pack,
     device: &mut dyn Device,
-    state: &mut State,
+    (state, slots): (&mut State, &mut Slots),
     ids: &[u32],
     position: usize,
     phase: Phase,
@@ -76,13 +64,13 @@ pub(crate) fn run(
     let manifest = pack.reader().manifest();
     let host = pack.host();
     let rows = ids.len();
-    for (slot, width) in state.slots.iter_mut().zip(&manifest.model.slots) {
+    let slots = &mut slots.0;
+    for (slot, width) in slots.iter_mut().zip(&manifest.model.slots) {
         slot.resize(rows * *width as usize, 0.0);
     }
     let tensor = |id: u32| &manifest.tensors[id as usize];
     let width = |slot: u32| manifest.model.slots[slot as usize] as usize;
     for op in &manifest.model.ops {
-        let slots = &mut state.slots;
         match *op {
             Op::Embed { table, out, scale } => {
                 let out_width = width(out);
@@ -180,12 +168,8 @@ pub(crate) fn run(
                 slots[out as usize] = target;
             }
             Op::Glu { gate, up, out, act } => {
-                let apply = match act {
-                    Activation::Silu => kernels::silu_mul,
-                    Activation::GeluTanh => kernels::gelu_tanh_mul,
-                };
                 let mut target = vec![0.0; slots[gate as usize].len()];
-                apply(&slots[gate as usize], &slots[up as usize], &mut target);
+                glu(act, &slots[gate as usize], &slots[up as usize], &mut target);
                 slots[out as usize] = target;
             }
             Op::Scale { x, scale } => {
@@ -198,9 +182,99 @@ pub(crate) fn run(
                 }
                 slots[out as usize] = target;
             }
+            Op::AddGated { x, gate, out } => {
+                let mut target = std::mem::take(&mut slots[out as usize]);
+                let lines = target.chunks_exact_mut(width(out));
+                let addends = slots[x as usize].chunks_exact(width(x));
+                for ((out, x), gate) in lines.zip(addends).zip(&slots[gate as usize]) {
+                    kernels::add_gated(*gate, x, out);
+                }
+                slots[out as usize] = target;
+            }
+            Op::Conv {
+                x,
+                weight,
+                out,
+                state: id,
+            } => {
+                let weight = linear::vector(host, tensor(weight));
+                let mut target = std::mem::take(&mut slots[out as usize]);
+                let past = &mut state.recurrent[id as usize];
+                conv::conv(past, &weight, width(x), &slots[x as usize], &mut target);
+                slots[out as usize] = target;
+            }
+            Op::Delta {
+                qkv,
+                a,
+                b,
+                a_log,
+                dt_bias,
+                out,
+                key_heads,
+                scale,
+                eps,
+                state: id,
+            } => {
+                let shape = delta::Shape {
+                    state: manifest.model.states[id as usize],
+                    key_heads: key_heads as usize,
+                    scale,
+                    eps,
+                };
+                let mut target = std::mem::take(&mut slots[out as usize]);
+                let gates = delta::Gates {
+                    a: &slots[a as usize],
+                    b: &slots[b as usize],
+                    a_log: &linear::vector(host, tensor(a_log)),
+                    dt_bias: &linear::vector(host, tensor(dt_bias)),
+                };
+                let past = &mut state.recurrent[id as usize];
+                delta::delta(past, &slots[qkv as usize], gates, shape, &mut target);
+                slots[out as usize] = target;
+            }
+            Op::Moe {
+                x,
+                router,
+                gate,
+                up,
+                down,
+                out,
+                top,
+                renormalise,
+                act,
+            } => {
+                let shape = experts::Shape {
+                    experts: width(router),
+                    top: top as usize,
+                    renormalise,
+                    act,
+                };
+                let stacks = experts::Stacks {
+                    gate: tensor(gate),
+                    up: tensor(up),
+                    down: tensor(down),
+                };
+                let weights = match phase {
+                    Phase::Prefill => experts::Weights::Batch,
+                    Phase::Decode => experts::Weights::Host,
+                };
+                let mut target = std::mem::take(&mut slots[out as usize]);
+                let sources = (&slots[x as usize][..], &slots[router as usize][..]);
+                experts::experts(host, stacks, weights, sources, shape, &mut target);
+                slots[out as usize] = target;
+            }
         }
     }
     Ok(())
+}
+
+/// `out = act(gate) * up`.
+pub(crate) fn glu(act: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    match act {
+        Activation::Silu => kernels::silu_mul(gate, up, out),
+        Activation::GeluTanh => kernels::gelu_tanh_mul(gate, up, out),
+        Activation::Sigmoid => kernels::sigmoid_mul(gate, up, out),
+    }
 }
 
 /// cos and sin of one position, from f64 so that every ISA agrees.
