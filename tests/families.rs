@@ -9,7 +9,7 @@ use ork_loader::session::{Backend, Config, Session};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 
-const FIXTURES: [&str; 14] = [
+const FIXTURES: [&str; 22] = [
     "llama-bf16",
     "qwen2-f32",
     "qwen3-bf16",
@@ -24,6 +24,14 @@ const FIXTURES: [&str; 14] = [
     "qwen3-mxfp8",
     "qwen3-nvfp4",
     "qwen3-fp8-hf",
+    "qwen3_moe-bf16",
+    "qwen3_next-bf16",
+    "qwen3_5-bf16",
+    "qwen3_5-hf-layout",
+    "qwen3_5_moe-bf16",
+    "qwen3_5_moe-affine4",
+    "qwen3_next-affine4",
+    "qwen3_next-mxfp4",
 ];
 
 fn fixture(name: &str) -> PathBuf {
@@ -138,6 +146,16 @@ fn default_packs_agree_across_backends_and_with_mlx() {
             .zip(want.logits.chunks_exact(vocab))
             .filter(|(a, b)| argmax(a) == argmax(b))
             .count();
-        assert!(16 <= agree, "{name}: {agree} of {} rows", want.prompt.len());
+        // Random routers have near-ties too, and an expert that flips moves a whole row.
+        let least = if name.contains("moe") || name.contains("next") {
+            10
+        } else {
+            16
+        };
+        assert!(
+            least <= agree,
+            "{name}: {agree} of {} rows",
+            want.prompt.len()
+        );
     }
 }

@@ -9,7 +9,7 @@ use ork_loader::tokenizer::Tokenizer;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-const FIXTURES: [&str; 14] = [
+const FIXTURES: [&str; 22] = [
     "llama-bf16",
     "qwen2-f32",
     "qwen3-bf16",
@@ -24,6 +24,14 @@ const FIXTURES: [&str; 14] = [
     "qwen3-mxfp8",
     "qwen3-nvfp4",
     "qwen3-fp8-hf",
+    "qwen3_moe-bf16",
+    "qwen3_next-bf16",
+    "qwen3_5-bf16",
+    "qwen3_5-hf-layout",
+    "qwen3_5_moe-bf16",
+    "qwen3_5_moe-affine4",
+    "qwen3_next-affine4",
+    "qwen3_next-mxfp4",
 ];
 
 fn root() -> &'static Path {

@@ -4,7 +4,7 @@ use crate::checkpoint::Checkpoint;
 use crate::compile::{Options, compile};
 use crate::error::{Error, Result};
 use crate::graph;
-use crate::place::{Decode, Scheme};
+use crate::place::{Decode, Experts, Scheme};
 use ork_formats::model::Provenance;
 use ork_formats::pack::{Kind, Reader};
 use std::path::Path;
@@ -27,7 +27,7 @@ pub fn check(reader: &Reader, bytes: &[u8], checkpoint: &Path) -> Result<()> {
                 checkpoint.display()
             )));
         };
-        if decl.tensor(&source)?.source_hash() != tensor.source {
+        if decl.rows(&source)?.hash() != tensor.source {
             return Err(Error::Verify(format!(
                 "tensor {} was compiled from other bytes than {} holds",
                 tensor.name,
@@ -88,6 +88,10 @@ fn restore(options: &mut Options, provenance: &Provenance) -> Result<()> {
                 "int8" => options.scheme = Scheme::Quantised(Decode::Int8),
                 _ => {}
             },
+            "expert-prefill" if value == Experts::Decode.name() => {
+                options.experts = Experts::Decode;
+            }
+            "expert-prefill" => {}
             _ => return Err(bad(name, value)),
         }
     }

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::graph::{self, Graph, TensorDecl};
 use crate::memory::{self, Memory};
 use crate::pack::{self, Bulk};
-use crate::place::{Decode, Placed, Scheme, place};
+use crate::place::{Decode, Experts, Placed, Scheme, place};
 use crate::report::{Facts, Report};
 use crate::schedule::{Schedule, schedule};
 use crate::tile::{Halves, halves, tile};
@@ -40,6 +40,8 @@ pub struct Options {
     pub cores: Option<u32>,
     /// What the matrices become.
     pub scheme: Scheme,
+    /// What prefill multiplies routed experts with.
+    pub experts: Experts,
     /// Threads; `None` takes one per CPU. Never changes the result.
     pub jobs: Option<usize>,
     /// Replace an existing pack.
@@ -62,6 +64,7 @@ impl Options {
             chunk: None,
             cores: None,
             scheme: Scheme::Quantised(Decode::Int4),
+            experts: Experts::Int8,
             jobs: None,
             force: false,
             progress: ProgressBar::hidden(),
@@ -82,7 +85,7 @@ pub fn compile(options: &Options) -> Result<Report> {
     let checkpoint = Checkpoint::open(&options.checkpoint)?;
     let graph = graph::build(&checkpoint)?;
     let (tokenizer, text) = text::freeze(&options.checkpoint, &checkpoint.config)?;
-    let placed = place(&graph, options.scheme);
+    let placed = place(&graph, options.scheme, options.experts);
     let schedule = tile_and_schedule(&graph, &placed, &target)?;
     let memory = lay_out_npu(&schedule, &target)?;
     let emitted = emit_and_verify(&schedule, memory.as_ref(), target.caps)?;
@@ -117,6 +120,7 @@ pub fn compile(options: &Options) -> Result<Report> {
             hash: Some(written.hash),
             file_bytes: std::fs::metadata(&options.output).map(|m| m.len()).ok(),
             seconds: Some(started.elapsed().as_secs_f64()),
+            skipped: graph.skipped,
             provenance: false,
             warnings: checkpoint.warnings(),
         },
@@ -230,6 +234,13 @@ fn provenance(checkpoint: &Checkpoint, target: &Target, options: &Options) -> Pr
                 Scheme::Quantised(decode) => decode.name().into(),
             },
         ),
+        (
+            "expert-prefill",
+            match options.scheme {
+                Scheme::Lossless => "source".into(),
+                Scheme::Quantised(_) => options.experts.name().into(),
+            },
+        ),
     ];
     Provenance {
         compiler: env!("CARGO_PKG_VERSION").to_string(),
@@ -267,6 +278,6 @@ fn manifest(
 }
 
 fn source_bytes(checkpoint: &Checkpoint, graph: &Graph) -> Result<u64> {
-    let bytes = |t: &TensorDecl| Ok(t.tensor(checkpoint)?.stored_bytes());
+    let bytes = |t: &TensorDecl| Ok(t.rows(checkpoint)?.bytes());
     graph.tensors.iter().map(bytes).sum()
 }

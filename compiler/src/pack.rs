@@ -1,10 +1,10 @@
 //! Quantises tensor by tensor into the bulk sections, then writes the rest of the pack.
 
-use crate::checkpoint::{Checkpoint, Tensor as Source};
+use crate::checkpoint::Checkpoint;
 use crate::emit::Emitted;
 use crate::error::{Error, Result};
 use crate::golden::{self, Answers};
-use crate::graph::{Graph, Role, TensorDecl};
+use crate::graph::{Graph, Rows, TensorDecl};
 use crate::memory::Memory;
 use crate::place::{Host, Placed};
 use crate::quantize::{int4, int8, w8a8};
@@ -12,7 +12,9 @@ use crate::schedule::{Matrix, Schedule};
 use half::{bf16, f16};
 use indicatif::ProgressBar;
 use ork_formats::golden::Golden;
-use ork_formats::model::{FloatType, HostForm, Manifest, NpuForm, Span, Tensor};
+use ork_formats::model::{
+    Block, FloatType, HostForm, Manifest, NpuForm, Place, Span, Tensor, Tiles,
+};
 use ork_formats::pack::write::{SectionId, WriteError, Writer};
 use ork_formats::pack::{Kind, Reader};
 use ork_formats::quant::int4::{GROUP, PANEL, bytes as int4_bytes, pack as int4_pack, panel_bytes};
@@ -23,6 +25,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Host spans start on cache lines.
 const HOST_ALIGN: u64 = 64;
+/// Rows and columns of a native weight tile.
+const TILE: usize = 32;
 
 /// What the packer learned on the way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,22 +62,31 @@ pub fn lay_out(
     let mut host = Host64::default();
     let mut tensors = Vec::new();
     for (id, (decl, place)) in graph.tensors.iter().zip(placed).enumerate() {
-        let (n, k) = (u64::from(decl.n), u64::from(decl.k));
+        let (stack, k) = (u64::from(decl.stack), u64::from(decl.k));
+        let rows = stack * u64::from(decl.n);
         let float = |host: &mut Host64, ty: FloatType| HostForm::Float {
             ty,
-            at: host.span(n * k * ty.bytes()),
+            at: host.span(rows * k * ty.bytes()),
         };
         let form = match place.host {
-            Host::Source => float(&mut host, decl.tensor(checkpoint)?.float_type()),
+            Host::Source => float(&mut host, decl.rows(checkpoint)?.float_type()),
+            Host::F16 => float(&mut host, FloatType::F16),
             Host::F32 => float(&mut host, FloatType::F32),
             Host::Int8 => HostForm::Int8 {
-                at: host.span(n * k),
-                scales: host.span(n * 4),
+                at: host.span(rows * k),
+                scales: host.span(rows * 4),
             },
             Host::Int4 => HostForm::Int4 {
-                at: host.span(int4_bytes(decl.n as usize, decl.k as usize)),
+                at: host.span(stack * int4_bytes(decl.n as usize, decl.k as usize)),
             },
         };
+        let batch = place.batch.then(|| {
+            let (n, k) = padded(decl);
+            Tiles {
+                at: host.span(stack * (n * k) as u64),
+                scales: host.span(stack * n as u64 * 4),
+            }
+        });
         let matrix = matrix_of(schedule, id);
         let npu = matrix.zip(memory).map(|((index, m), memory)| NpuForm {
             slice_k: m.tiling.slice_k,
@@ -84,10 +97,12 @@ pub fn lay_out(
         });
         tensors.push(Tensor {
             name: decl.name.clone(),
+            stack: decl.stack,
             n: decl.n,
             k: decl.k,
             host: form,
             npu,
+            batch,
             source: [0; 32],
         });
     }
@@ -148,15 +163,19 @@ pub fn write(
             // Dropping the writer removes its temporary file.
             return Err(Error::Interrupted);
         }
-        let raw = decl.tensor(checkpoint)?;
-        tensor.source = raw.source_hash();
-        raw.check_finite()?;
-        if let Some(text) = raw.suspicion() {
-            checkpoint.warn(text);
+        let rows = decl.rows(checkpoint)?;
+        tensor.source = rows.hash();
+        rows.check_finite()?;
+        rows.tensors()
+            .filter_map(|t| t.suspicion())
+            .for_each(|text| checkpoint.warn(text));
+        write_host(&mut writer, &mut host, decl, &rows, &tensor.host)?;
+        if let Some(tiles) = tensor.batch {
+            let bound = write_tiles(&mut writer, &mut host, decl, &rows, tiles)?;
+            accumulator = accumulator.max(bound);
         }
-        write_host(&mut writer, &mut host, decl, &raw, &tensor.host)?;
         if let Some(form) = &tensor.npu {
-            let codes = quantize_npu(decl, &raw, form);
+            let codes = quantize_npu(decl, &rows, form);
             accumulator = accumulator.max(codes.bound);
             let scales: Vec<u8> = codes.scales.iter().flat_map(|s| s.to_le_bytes()).collect();
             host.put(&mut writer, form.scales.offset, &scales)?;
@@ -167,7 +186,7 @@ pub fn write(
                 answers.consider(manifest.npu.as_ref(), form, block, &bytes);
             }
         }
-        progress.inc(raw.stored_bytes());
+        progress.inc(rows.bytes());
     }
     npu.pad(&mut writer, bulk.npu)?;
     host.pad(&mut writer, bulk.host)?;
@@ -240,68 +259,133 @@ fn shape(decl: &TensorDecl) -> (usize, usize) {
     (decl.n as usize, decl.k as usize)
 }
 
-fn quantize_npu(decl: &TensorDecl, raw: &Source<'_>, form: &NpuForm) -> w8a8::Codes {
+/// One matrix in whole native tiles.
+fn padded(decl: &TensorDecl) -> (usize, usize) {
     let (n, k) = shape(decl);
+    (n.next_multiple_of(TILE), k.next_multiple_of(TILE))
+}
+
+fn quantize_npu(decl: &TensorDecl, rows: &Rows<'_>, form: &NpuForm) -> w8a8::Codes {
     let padded = (
         form.scales.bytes as usize / 4,
         form.slice_k as usize * form.k_slices as usize,
     );
-    w8a8::quantize((n, k), padded, |row, out| raw.row(row, out))
+    w8a8::quantize(shape(decl), padded, |row, out| rows.row_f32(row, out))
 }
 
 fn write_host(
     writer: &mut Writer,
     host: &mut Sink,
     decl: &TensorDecl,
-    raw: &Source<'_>,
+    rows: &Rows<'_>,
     form: &HostForm,
 ) -> Result<()> {
     let (n, k) = shape(decl);
+    let matrices = 0..decl.stack as usize;
     match *form {
-        HostForm::Float { ty, at } => {
-            if let Some((stored, bytes)) = raw.plain()
-                && stored == ty
-                && decl.role != Role::OnePlus
-            {
-                return host.put(writer, at.offset, bytes);
+        HostForm::Float { ty, mut at } if rows.plain() == Some(ty) => {
+            for chunk in rows.chunks() {
+                host.put(writer, at.offset, chunk)?;
+                at.offset += chunk.len() as u64;
             }
-            let size = ty.bytes() as usize;
-            let mut bytes = vec![0u8; n * k * size];
-            bytes
-                .par_chunks_exact_mut(k * size)
-                .enumerate()
-                .for_each_init(
-                    || vec![0f32; k],
-                    |values, (row, line)| {
-                        raw.row(row, values);
-                        if decl.role == Role::OnePlus {
-                            values.iter_mut().for_each(|v| *v += 1.0);
-                        }
-                        for (b, v) in line.chunks_exact_mut(size).zip(values) {
-                            match ty {
-                                FloatType::F32 => b.copy_from_slice(&v.to_le_bytes()),
-                                FloatType::F16 => {
-                                    b.copy_from_slice(&f16::from_f32(*v).to_le_bytes())
-                                }
-                                FloatType::Bf16 => {
-                                    b.copy_from_slice(&bf16::from_f32(*v).to_le_bytes())
-                                }
-                            }
-                        }
-                    },
-                );
-            host.put(writer, at.offset, &bytes)
+            Ok(())
+        }
+        HostForm::Float { ty, at } => {
+            let bytes = (n * k) as u64 * ty.bytes();
+            for m in matrices {
+                let values = float_matrix(decl, rows, ty, m)?;
+                host.put(writer, at.offset + m as u64 * bytes, &values)?;
+            }
+            Ok(())
         }
         HostForm::Int8 { at, scales } => {
-            let (codes, row_scales) = int8_matrix(raw, n, k);
-            host.put(writer, at.offset, &codes)?;
+            let mut row_scales = Vec::new();
+            for m in matrices {
+                let (codes, scales) = int8_matrix(rows, m * n, (n, k));
+                host.put(writer, at.offset + (m * n * k) as u64, &codes)?;
+                row_scales.extend(scales);
+            }
             host.put(writer, scales.offset, &row_scales)
         }
-        HostForm::Int4 { at } => host.put(writer, at.offset, &int4_matrix(raw, n, k)),
+        HostForm::Int4 { at } => {
+            for m in matrices {
+                let panels = int4_matrix(rows, m * n, (n, k));
+                let offset = m as u64 * int4_bytes(n, k);
+                host.put(writer, at.offset + offset, &panels)?;
+            }
+            Ok(())
+        }
     }
 }
 
-fn int8_matrix(raw: &Source<'_>, n: usize, k: usize) -> (Vec<u8>, Vec<u8>) {
+/// Matrix `m` of the stack in `ty`.
+fn float_matrix(decl: &TensorDecl, rows: &Rows<'_>, ty: FloatType, m: usize) -> Result<Vec<u8>> {
+    let (n, k) = shape(decl);
+    let mut bytes = Vec::with_capacity(n * k * ty.bytes() as usize);
+    let mut values = vec![0f32; k];
+    for row in 0..n {
+        rows.row_f32(m * n + row, &mut values);
+        match ty {
+            FloatType::F16 => {
+                let halves: Vec<f16> = values.iter().map(|v| f16::from_f32(*v)).collect();
+                if let Some(at) = halves.iter().position(|v| !v.is_finite()) {
+                    return Err(Error::Input(format!(
+                        "tensor {}: {} at row {row}, column {at} exceeds {}, the largest float16; pass --lossless",
+                        decl.name,
+                        values[at],
+                        f16::MAX
+                    )));
+                }
+                bytes.extend(halves.iter().flat_map(|v| v.to_le_bytes()));
+            }
+            // Chosen only where every value is exact in it.
+            FloatType::Bf16 => {
+                let halves = values.iter().map(|v| bf16::from_f32(*v));
+                bytes.extend(halves.flat_map(bf16::to_le_bytes));
+            }
+            FloatType::F32 => bytes.extend(values.iter().flat_map(|v| v.to_le_bytes())),
+        }
+    }
+    Ok(bytes)
+}
+
+/// Every matrix of a stack in native tiles; returns the bound on their accumulators.
+fn write_tiles(
+    writer: &mut Writer,
+    host: &mut Sink,
+    decl: &TensorDecl,
+    rows: &Rows<'_>,
+    tiles: Tiles,
+) -> Result<u64> {
+    let (n, k) = shape(decl);
+    let (padded_n, padded_k) = padded(decl);
+    let block = Block {
+        core: 0,
+        n0: 0,
+        cols: padded_n as u32,
+        slice: 0,
+        at: Place {
+            extent: 0,
+            offset: 0,
+        },
+    };
+    let mut scales = Vec::new();
+    let mut bound = 0;
+    for m in 0..decl.stack as usize {
+        let codes = w8a8::quantize((n, k), (padded_n, padded_k), |row, out| {
+            rows.row_f32(m * n + row, out);
+        });
+        let bytes = codes.block(&block, padded_k);
+        host.put(writer, tiles.at.offset + (m * bytes.len()) as u64, &bytes)?;
+        scales.extend(codes.scales.iter().flat_map(|s| s.to_le_bytes()));
+        bound = bound.max(codes.bound);
+    }
+    host.put(writer, tiles.scales.offset, &scales)?;
+    Ok(bound)
+}
+
+/// Codes and scales of `n` rows from row `first`.
+fn int8_matrix(rows: &Rows<'_>, first: usize, (n, k): (usize, usize)) -> (Vec<u8>, Vec<u8>) {
     let mut codes = vec![0u8; n * k];
     let mut scales = vec![0u8; n * 4];
     codes
@@ -311,15 +395,16 @@ fn int8_matrix(raw: &Source<'_>, n: usize, k: usize) -> (Vec<u8>, Vec<u8>) {
         .for_each_init(
             || vec![0f32; k],
             |values, (row, (line, scale))| {
-                raw.row(row, values);
+                rows.row_f32(first + row, values);
                 scale.copy_from_slice(&int8::row(values, line).to_le_bytes());
             },
         );
     (codes, scales)
 }
 
-/// Panels are independent, so each is quantised and packed as a small matrix of its own.
-fn int4_matrix(raw: &Source<'_>, n: usize, k: usize) -> Vec<u8> {
+/// Panels of `n` rows from row `first`. They are independent, so each is quantised and packed as a small
+/// matrix of its own.
+fn int4_matrix(rows: &Rows<'_>, first: usize, (n, k): (usize, usize)) -> Vec<u8> {
     let groups = k.div_ceil(GROUP);
     let mut out = vec![0u8; int4_bytes(n, k) as usize];
     out.par_chunks_exact_mut(panel_bytes(k))
@@ -333,13 +418,13 @@ fn int4_matrix(raw: &Source<'_>, n: usize, k: usize) -> Vec<u8> {
                 )
             },
             |(values, codes, scales), (panel, bytes)| {
-                let rows = PANEL.min(n - panel * PANEL);
-                for r in 0..rows {
-                    raw.row(panel * PANEL + r, values);
+                let count = PANEL.min(n - panel * PANEL);
+                for r in 0..count {
+                    rows.row_f32(first + panel * PANEL + r, values);
                     let scales = &mut scales[r * groups..][..groups];
                     int4::row(values, &mut codes[r * k..][..k], scales);
                 }
-                let packed = int4_pack(&codes[..rows * k], &scales[..rows * groups], rows, k);
+                let packed = int4_pack(&codes[..count * k], &scales[..count * groups], count, k);
                 bytes.copy_from_slice(&packed);
             },
         );

@@ -5,6 +5,7 @@ pub mod golden;
 pub mod layout;
 pub mod lint;
 pub mod model;
+mod op;
 pub mod pack;
 pub mod quant;
 pub mod regcmd;

@@ -5,6 +5,7 @@
 //! A new family is a new list of these ops; a new op is a change of this file, the kernels and the
 //! CPU engine.
 
+pub use crate::op::{Activation, Op};
 use serde::{Deserialize, Serialize};
 
 /// Index into [`Manifest::tensors`].
@@ -15,6 +16,8 @@ pub type Slot = u32;
 pub type CacheId = u32;
 /// Index into [`Model::ropes`].
 pub type RopeId = u32;
+/// Index into [`Model::states`].
+pub type StateId = u32;
 
 /// Everything of a pack that is not bulk data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,6 +45,8 @@ pub struct Model {
     pub slots: Vec<u32>,
     /// One KV cache per attention layer.
     pub caches: Vec<Cache>,
+    /// Recurrent states, zero at position 0; each belongs to one op.
+    pub states: Vec<State>,
     /// Rotary tables.
     pub ropes: Vec<Rope>,
     /// Element type of the KV cache.
@@ -63,6 +68,17 @@ pub struct Cache {
     pub head_dim: u32,
 }
 
+/// Shape of one recurrent state, f32 `[heads, rows, width]`: constant in the length of the sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// Value heads of a delta rule; 1 for a convolution.
+    pub heads: u32,
+    /// Elements of a value head; taps less 1 for a convolution.
+    pub rows: u32,
+    /// Elements of a key head; channels for a convolution.
+    pub width: u32,
+}
+
 /// One rotary position embedding.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rope {
@@ -72,108 +88,6 @@ pub struct Rope {
     pub magnitude: f32,
     /// True: pairs are (2i, 2i+1); false: pairs are (i, i + dims/2).
     pub interleaved: bool,
-}
-
-/// One operation. Slots are f32 `[rows, width]`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Op {
-    /// `out[r] = table[id[r]] * scale`
-    Embed {
-        /// `[vocab, width]`
-        table: TensorId,
-        /// Destination.
-        out: Slot,
-        /// Multiplier (1 in most families).
-        scale: f32,
-    },
-    /// `out = x / sqrt(mean(x^2) + eps) * w` over groups of `w.len()` lanes.
-    RmsNorm {
-        /// Source.
-        x: Slot,
-        /// `[width]`, or `[head_dim]` for per-head norms.
-        weight: TensorId,
-        /// Destination; may equal `x`.
-        out: Slot,
-        /// Added to the mean square.
-        eps: f32,
-    },
-    /// `out = x W^T (+ bias)`; runs on the NPU in prefill when the tensor has an NPU form.
-    Linear {
-        /// Source `[rows, k]`.
-        x: Slot,
-        /// `[n, k]`
-        weight: TensorId,
-        /// `[n]`
-        bias: Option<TensorId>,
-        /// Destination `[rows, n]`.
-        out: Slot,
-    },
-    /// Rotates every head of `x` by its row's position.
-    Rope {
-        /// Rotated in place.
-        x: Slot,
-        /// Heads in `x`.
-        heads: u32,
-        /// Elements per head.
-        head_dim: u32,
-        /// Which table.
-        rope: RopeId,
-    },
-    /// Causal grouped-query attention; appends k and v to the cache first.
-    Attention {
-        /// `[rows, heads * head_dim]`
-        q: Slot,
-        /// `[rows, kv_heads * head_dim]`
-        k: Slot,
-        /// `[rows, kv_heads * head_dim]`
-        v: Slot,
-        /// `[rows, heads * head_dim]`
-        out: Slot,
-        /// Query heads.
-        heads: u32,
-        /// Factor on the scores.
-        scale: f32,
-        /// Sliding window in positions; 0 is unlimited.
-        window: u32,
-        /// Which cache.
-        cache: CacheId,
-    },
-    /// `out = act(gate) * up`
-    Glu {
-        /// Gate half.
-        gate: Slot,
-        /// Up half.
-        up: Slot,
-        /// Destination; may equal `gate`.
-        out: Slot,
-        /// Activation.
-        act: Activation,
-    },
-    /// `out += x * scale`
-    Add {
-        /// Addend.
-        x: Slot,
-        /// Accumulator.
-        out: Slot,
-        /// Multiplier (1 in most families).
-        scale: f32,
-    },
-    /// `x *= scale`
-    Scale {
-        /// Multiplied in place.
-        x: Slot,
-        /// Multiplier.
-        scale: f32,
-    },
-}
-
-/// Gate activations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Activation {
-    /// `x / (1 + exp(-x))`
-    Silu,
-    /// `x / 2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))`
-    GeluTanh,
 }
 
 /// Floating-point storage types.
@@ -212,7 +126,9 @@ pub struct Span {
 pub struct Tensor {
     /// Name in the checkpoint.
     pub name: String,
-    /// Rows (output channels); 1 for vectors.
+    /// Matrices of one shape that lie one after the other in every form: experts; 1 otherwise.
+    pub stack: u32,
+    /// Rows (output channels) of one matrix; 1 for vectors.
     pub n: u32,
     /// Columns (input channels).
     pub k: u32,
@@ -220,6 +136,8 @@ pub struct Tensor {
     pub host: HostForm,
     /// The int8 form for prefill.
     pub npu: Option<NpuForm>,
+    /// The int8 form for prefill of experts, on the CPU.
+    pub batch: Option<Tiles>,
     /// BLAKE3 of the source bytes: both forms come from this.
     pub source: [u8; 32],
 }
@@ -246,6 +164,16 @@ pub enum HostForm {
         /// Panels.
         at: Span,
     },
+}
+
+/// int8 codes in native tiles for the CPU: each matrix of the stack padded with zeros to multiples of 32
+/// both ways, one f32 scale per padded row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tiles {
+    /// `stack` times `padded_n * padded_k` codes.
+    pub at: Span,
+    /// `stack` times `padded_n` f32.
+    pub scales: Span,
 }
 
 /// The int8 NPU form of a matrix.
@@ -427,6 +355,7 @@ impl Manifest {
                 context: 0,
                 slots: Vec::new(),
                 caches: Vec::new(),
+                states: Vec::new(),
                 ropes: Vec::new(),
                 kv: FloatType::F32,
                 ops: Vec::new(),

@@ -11,4 +11,5 @@ pub mod perplexity;
 pub mod sampler;
 pub mod selftest;
 pub mod session;
+mod state;
 pub mod tokenizer;

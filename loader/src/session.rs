@@ -6,8 +6,9 @@ use crate::device::uapi::{kernel::Kernel, linux};
 use crate::device::{self, Counters, Options};
 use crate::error::{Error, Result};
 pub use crate::exec::Times;
-use crate::exec::{self, Engine, Phase, State};
+use crate::exec::{self, Engine, Phase, Slots};
 use crate::map::Pack;
+use crate::state::State;
 use ork_formats::model::Manifest;
 use ork_formats::pack::Reader;
 use std::path::Path;
@@ -87,12 +88,31 @@ pub struct Session {
     picked: Option<String>,
     stop: Option<Arc<AtomicBool>>,
     pool: rayon::ThreadPool,
-    state: State,
-    position: usize,
-    /// The sequence, `position` ids.
-    ids: Vec<u32>,
+    slots: Slots,
+    now: Snapshot,
+    /// Where a model with recurrent layers can go back to, oldest first.
+    marks: Vec<Snapshot>,
     context: usize,
 }
+
+/// A point of a sequence that its session can go back to.
+#[derive(Clone)]
+pub struct Snapshot {
+    state: State,
+    ids: Vec<u32>,
+}
+
+impl Snapshot {
+    /// Tokens up to this point.
+    #[must_use]
+    pub fn position(&self) -> u32 {
+        self.ids.len() as u32
+    }
+}
+
+/// Snapshots that [`Session::resume`] keeps: where the last prompt began to differ, and where it ended. A
+/// chat's next turn shares at least the first of them.
+const MARKS: usize = 2;
 
 impl Session {
     /// Maps and proves the pack, sets up the backend.
@@ -140,13 +160,16 @@ impl Session {
         )?;
         let engine = Engine::new(&pack, device, jobs, hardware.overlap);
         Ok(Self {
-            state: State::new(manifest),
+            slots: Slots::new(manifest),
+            now: Snapshot {
+                state: State::new(&manifest.model),
+                ids: Vec::new(),
+            },
+            marks: Vec::new(),
             engine,
             picked,
             stop: None,
             pool,
-            position: 0,
-            ids: Vec::new(),
             context: context as usize,
             pack,
         })
@@ -158,12 +181,15 @@ impl Session {
     /// # Errors
     /// As [`Session::prefill`].
     pub fn resume(&mut self, ids: &[u32]) -> Result<(Vec<f32>, usize)> {
-        let shared = self.ids.iter().zip(ids).take_while(|(a, b)| a == b).count();
+        let held = self.now.ids.iter().zip(ids);
+        let shared = held.take_while(|(a, b)| a == b).count();
         // The last id is always computed: its logits are not kept.
-        let keep = shared.min(ids.len().saturating_sub(1));
-        self.truncate(keep);
+        let keep = self.truncate(shared.min(ids.len().saturating_sub(1)));
+        self.mark();
         let rest = &ids[keep..];
-        Ok((self.prefill(rest)?, rest.len()))
+        let logits = self.prefill(rest)?;
+        self.mark();
+        Ok((logits, rest.len()))
     }
 
     /// A flag that ends a prefill between two ops, with [`Error::Interrupted`]; what is in flight on the
@@ -199,13 +225,63 @@ impl Session {
         }
     }
 
-    /// Forgets all tokens past the first `len`.
-    pub fn truncate(&mut self, len: usize) {
-        if len < self.position {
-            self.state.truncate(len);
-            self.ids.truncate(len);
-            self.position = len;
+    /// Forgets all tokens past the first `len`; returns how many remain. With attention alone that is `len`
+    /// (or what there was); recurrent layers go back to the last point before it that is known, which may
+    /// be the start.
+    pub fn truncate(&mut self, len: usize) -> usize {
+        self.marks.retain(|mark| mark.ids.len() <= len);
+        if self.now.ids.len() <= len {
+            return self.now.ids.len();
         }
+        if self.now.state.truncates() {
+            self.now.state.truncate(len);
+            self.now.ids.truncate(len);
+            return len;
+        }
+        self.now = match self.marks.last() {
+            Some(mark) => mark.clone(),
+            None => Snapshot {
+                state: State::new(&self.manifest().model),
+                ids: Vec::new(),
+            },
+        };
+        self.now.ids.len()
+    }
+
+    /// The sequence as it is now.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.now.clone()
+    }
+
+    /// Makes the sequence what it was at `snapshot`, which this session took.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a snapshot of a session over another model.
+    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
+        if !self.now.state.fits(&snapshot.state) || self.context < snapshot.ids.len() {
+            return Err(Error::Usage(format!(
+                "a snapshot of {} tokens of another model or context, this session has {}; take one of this session",
+                snapshot.ids.len(),
+                self.context
+            )));
+        }
+        self.marks.clear();
+        self.now = snapshot.clone();
+        Ok(())
+    }
+
+    /// Remembers this point, where nothing but a snapshot leads back to it.
+    fn mark(&mut self) {
+        if self.now.state.truncates() || self.now.ids.is_empty() {
+            return;
+        }
+        self.marks
+            .retain(|mark| mark.ids.len() < self.now.ids.len());
+        if self.marks.len() == MARKS {
+            self.marks.remove(0);
+        }
+        self.marks.push(self.now.clone());
     }
 
     /// Appends prompt tokens; returns the logits `[vocab]` of the last one.
@@ -241,7 +317,7 @@ impl Session {
     pub fn decode(&mut self, id: u32) -> Result<Vec<f32>> {
         self.check(&[id])?;
         self.step(&[id], Phase::Decode)?;
-        self.head(self.state.slot(self.manifest().model.hidden))
+        self.head(self.slots.rows(self.manifest().model.hidden))
     }
 
     /// Forgets the sequence.
@@ -252,7 +328,7 @@ impl Session {
     /// Tokens so far.
     #[must_use]
     pub fn position(&self) -> u32 {
-        self.position as u32
+        self.now.position()
     }
 
     /// Most tokens.
@@ -289,11 +365,11 @@ impl Session {
                 "token id {id}: the vocabulary has {vocab}"
             )));
         }
-        if self.context < self.position + ids.len() {
+        let position = self.now.ids.len();
+        if self.context < position + ids.len() {
             return Err(Error::Fit(format!(
-                "{} tokens after {} exceed the context of {}; shorten the prompt",
+                "{} tokens after {position} exceed the context of {}; shorten the prompt",
                 ids.len(),
-                self.position,
                 self.context
             )));
         }
@@ -316,7 +392,7 @@ impl Session {
             self.step(ids, Phase::Prefill)?;
             let slot = self.manifest().model.hidden;
             let width = self.manifest().model.slots[slot as usize] as usize;
-            each(self, self.state.slot(slot), width)?;
+            each(self, self.slots.rows(slot), width)?;
         }
         Ok(())
     }
@@ -326,21 +402,19 @@ impl Session {
             pack,
             engine,
             pool,
-            state,
-            position,
-            ids: sequence,
+            slots,
+            now,
             stop,
             ..
         } = self;
         let stop = stop.as_deref();
-        let done = pool.install(|| exec::run(pack, engine, state, ids, *position, phase, stop));
-        match done {
-            Ok(()) => {
-                *position += ids.len();
-                sequence.extend(ids);
-            }
-            // Some layers may have taken the tokens and others not.
-            Err(_) => state.truncate(*position),
+        let position = now.ids.len();
+        let memory = (&mut now.state, slots);
+        let done = pool.install(|| exec::run(pack, engine, memory, ids, position, phase, stop));
+        // Where it failed, some layers may have taken the tokens and others not.
+        now.ids.extend(ids);
+        if done.is_err() {
+            self.truncate(position);
         }
         done
     }

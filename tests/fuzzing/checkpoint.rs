@@ -51,12 +51,12 @@ pub fn check(bytes: &[u8]) {
         let checkpoint = Checkpoint::open(dir.path())?;
         let graph = graph::build(&checkpoint)?;
         for decl in &graph.tensors {
-            let tensor = decl.tensor(&checkpoint)?;
-            let elements = u64::from(decl.n) * u64::from(decl.k);
-            if let Some((ty, bytes)) = tensor.plain() {
-                assert_eq!(bytes.len() as u64, elements * ty.bytes());
+            let rows = decl.rows(&checkpoint)?;
+            let elements = u64::from(decl.stack) * u64::from(decl.n) * u64::from(decl.k);
+            if let Some(ty) = rows.plain() {
+                assert_eq!(rows.bytes(), elements * ty.bytes());
             }
-            assert_eq!(tensor.values().len() as u64, elements);
+            assert_eq!(decl.read_f32(&checkpoint)?.len() as u64, elements);
         }
         Ok::<_, ork_compiler::error::Error>(())
     });

@@ -104,6 +104,17 @@ impl<'a> Config<'a> {
             .ok_or_else(|| self.wrong(key, "a list of 0 and 1"))
     }
 
+    /// A list of layer numbers; empty when absent.
+    pub(crate) fn indices(&self, key: &str) -> Result<Vec<u32>> {
+        if !self.has(key) {
+            return Ok(Vec::new());
+        }
+        let index = |v: &Value| v.as_u64().and_then(|v| u32::try_from(v).ok());
+        let list = self.value[key].as_array();
+        list.and_then(|list| list.iter().map(index).collect())
+            .ok_or_else(|| self.wrong(key, "a list of layer numbers"))
+    }
+
     /// A boolean, `default` when absent.
     pub(crate) fn flag(&self, key: &str, default: bool) -> Result<bool> {
         match &self.value[key] {

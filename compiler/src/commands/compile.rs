@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ork_compiler::checkpoint::hub;
 use ork_compiler::compile::{Options, compile};
 use ork_compiler::error::Result;
-use ork_compiler::place::{Decode, Scheme};
+use ork_compiler::place::{Decode, Experts, Scheme};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::io::IsTerminal;
@@ -39,6 +39,9 @@ pub(crate) struct CompileArgs {
     /// Form of the matrices for decode
     #[arg(long, value_enum, default_value = "int4", conflicts_with = "lossless")]
     decode: DecodeArg,
+    /// What prefill multiplies routed experts with
+    #[arg(long, value_enum, default_value = "int8", conflicts_with = "lossless")]
+    expert_prefill: ExpertArg,
     /// Threads; never changes the result [default: one per CPU]
     #[arg(long)]
     jobs: Option<usize>,
@@ -59,6 +62,14 @@ enum DecodeArg {
     Int4,
     /// int8 rows, better and twice as large
     Int8,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum ExpertArg {
+    /// An int8 copy of every expert
+    Int8,
+    /// Decode's form alone: a smaller pack, a slower prompt
+    Int4,
 }
 
 /// A first SIGINT or SIGTERM stops the compile between two tensors and leaves nothing behind; a second
@@ -85,6 +96,10 @@ pub(crate) fn run(args: CompileArgs) -> Result<()> {
             (true, _) => Scheme::Lossless,
             (false, DecodeArg::Int4) => Scheme::Quantised(Decode::Int4),
             (false, DecodeArg::Int8) => Scheme::Quantised(Decode::Int8),
+        },
+        experts: match args.expert_prefill {
+            ExpertArg::Int8 => Experts::Int8,
+            ExpertArg::Int4 => Experts::Decode,
         },
         jobs: args.jobs,
         force: args.force,

@@ -1,10 +1,12 @@
 //! What decoder families share: dimensions, slots, and the blocks that their op lists are made of.
 
-use super::{Graph, Part, Role, TensorDecl};
+use super::{Graph, Piece, Role, TensorDecl};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::config::Config;
 use crate::error::{Error, Result};
-use ork_formats::model::{Activation, Cache, FloatType, Model, Op, Rope, RopeId, TensorId};
+use ork_formats::model::{
+    Activation, Cache, FloatType, Model, Op, Rope, RopeId, Slot, State, StateId, TensorId,
+};
 
 /// Activation slots and their purpose.
 pub(super) mod slot {
@@ -15,15 +17,12 @@ pub(super) mod slot {
     pub(in crate::graph) const V: u32 = 4;
     pub(in crate::graph) const MIXED: u32 = 5;
     pub(in crate::graph) const PROJECTED: u32 = 6;
-    pub(in crate::graph) const GATE: u32 = 7;
-    pub(in crate::graph) const UP: u32 = 8;
 }
 
 /// Sizes every decoder config gives.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Dims {
     pub(super) hidden: u32,
-    pub(super) mlp: u32,
     pub(super) layers: u32,
     pub(super) heads: u32,
     pub(super) kv_heads: u32,
@@ -49,7 +48,8 @@ impl Dims {
         }
         let head_dim = head_dim(config, hidden, heads)?;
         let width = |heads: u32| {
-            heads.checked_mul(head_dim).ok_or_else(|| {
+            let product = heads.checked_mul(head_dim);
+            product.filter(|w| *w <= WIDEST).ok_or_else(|| {
                 Error::Input(format!(
                     "config.json: {heads} heads of head_dim {head_dim} are too wide; correct head_dim"
                 ))
@@ -57,7 +57,6 @@ impl Dims {
         };
         Ok(Self {
             hidden,
-            mlp: config.count("intermediate_size")?,
             layers: config.layers("num_hidden_layers")?,
             heads,
             kv_heads,
@@ -109,6 +108,8 @@ pub(super) struct Attention {
     pub(super) o_bias: bool,
     /// RMSNorm over each query and key head before the rotary embedding.
     pub(super) head_norms: bool,
+    /// `q_proj` holds the rows of a gate after those of each head; its sigmoid multiplies the result.
+    pub(super) gated: bool,
     /// `None` for layers without positions.
     pub(super) rope: Option<RopeId>,
     pub(super) scale: f32,
@@ -119,34 +120,82 @@ pub(super) struct Attention {
 /// One layer's gated MLP.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mlp {
+    /// Width of the gate.
+    pub(super) inner: u32,
     pub(super) stored: Stored,
     pub(super) bias: bool,
     pub(super) act: Activation,
 }
 
+/// What the checkpoint calls things.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    /// Prefix of the embedding, the layers and the last norm.
+    pub(super) body: String,
+    /// Prefix of the head's weight.
+    pub(super) head: String,
+}
+
+impl Names {
+    /// As most checkpoints have them.
+    pub(super) fn plain() -> Self {
+        Self {
+            body: "model".into(),
+            head: "lm_head".into(),
+        }
+    }
+}
+
 /// An op list in the making.
 pub(super) struct Decoder {
     pub(super) dims: Dims,
+    pub(super) names: Names,
     /// [`Role::Vector`], or [`Role::OnePlus`] where norms multiply as 1 + w.
     norm_role: Role,
     tensors: Vec<TensorDecl>,
     ops: Vec<Op>,
+    /// Width of each slot, those of [`slot`] first.
+    slots: Vec<u32>,
+    /// Gate and up slots by width.
+    inner: Vec<(u32, [Slot; 2])>,
+    attention_gate: Option<Slot>,
+    caches: Vec<Cache>,
+    states: Vec<State>,
     table: TensorId,
 }
 
 impl Decoder {
     /// Starts with the embedding lookup, times `scale`.
     pub(super) fn new(dims: Dims, norm_role: Role, scale: f32) -> Self {
+        Self::named(Names::plain(), dims, norm_role, scale)
+    }
+
+    /// As [`Decoder::new`], for a checkpoint with names of its own.
+    pub(super) fn named(names: Names, dims: Dims, norm_role: Role, scale: f32) -> Self {
         let mut b = Self {
-            dims,
             norm_role,
             tensors: Vec::new(),
             ops: Vec::new(),
+            slots: vec![
+                dims.hidden,
+                dims.hidden,
+                dims.q,
+                dims.kv,
+                dims.kv,
+                dims.q,
+                dims.hidden,
+            ],
+            inner: Vec::new(),
+            attention_gate: None,
+            caches: Vec::new(),
+            states: Vec::new(),
             table: 0,
+            dims,
+            names,
         };
-        let name = "model.embed_tokens.weight".to_string();
+        let name = b.name("embed_tokens.weight");
         b.table = b.tensor(name, dims.vocab, dims.hidden, Role::Embedding);
-        b.ops.push(Op::Embed {
+        b.op(Op::Embed {
             table: b.table,
             out: slot::RESIDUAL,
             scale,
@@ -154,25 +203,55 @@ impl Decoder {
         b
     }
 
-    fn tensor(&mut self, name: String, n: u32, k: u32, role: Role) -> TensorId {
-        self.declare(TensorDecl {
-            name,
-            part: None,
-            n,
-            k,
-            role,
-        })
+    /// `part` of the body, as the checkpoint names it.
+    pub(super) fn name(&self, part: &str) -> String {
+        format!("{}.{part}", self.names.body)
     }
 
-    fn declare(&mut self, decl: TensorDecl) -> TensorId {
+    pub(super) fn op(&mut self, op: Op) {
+        self.ops.push(op);
+    }
+
+    /// A new slot.
+    pub(super) fn slot(&mut self, width: u32) -> Slot {
+        self.slots.push(width);
+        self.slots.len() as Slot - 1
+    }
+
+    /// Slots of a gate and an up projection; layers of one width share them.
+    pub(super) fn inner_slots(&mut self, width: u32) -> [Slot; 2] {
+        if let Some((_, slots)) = self.inner.iter().find(|(w, _)| *w == width) {
+            return *slots;
+        }
+        let slots = [self.slot(width), self.slot(width)];
+        self.inner.push((width, slots));
+        slots
+    }
+
+    pub(super) fn state(&mut self, state: State) -> StateId {
+        self.states.push(state);
+        self.states.len() as StateId - 1
+    }
+
+    pub(super) fn tensor(&mut self, name: String, n: u32, k: u32, role: Role) -> TensorId {
+        self.declare(TensorDecl::stored(name, n, k, role))
+    }
+
+    pub(super) fn declare(&mut self, decl: TensorDecl) -> TensorId {
         self.tensors.push(decl);
         self.tensors.len() as TensorId - 1
     }
 
     /// RMSNorm of `x` into `out` over groups of `width` lanes.
-    pub(super) fn norm(&mut self, name: String, width: u32, x: u32, out: u32) {
-        let weight = self.tensor(format!("{name}.weight"), 1, width, self.norm_role);
-        self.ops.push(Op::RmsNorm {
+    pub(super) fn norm(&mut self, part: &str, width: u32, x: u32, out: u32) {
+        self.norm_as(self.norm_role, part, width, x, out);
+    }
+
+    /// As [`Decoder::norm`], for a weight of another role than the model's other norms.
+    pub(super) fn norm_as(&mut self, role: Role, part: &str, width: u32, x: u32, out: u32) {
+        let name = self.name(&format!("{part}.weight"));
+        let weight = self.tensor(name, 1, width, role);
+        self.op(Op::RmsNorm {
             x,
             weight,
             out,
@@ -181,51 +260,107 @@ impl Decoder {
     }
 
     /// Norm of the residual stream.
-    pub(super) fn pre_norm(&mut self, name: String) {
-        self.norm(name, self.dims.hidden, slot::RESIDUAL, slot::NORMED);
+    pub(super) fn pre_norm(&mut self, part: &str) {
+        self.norm(part, self.dims.hidden, slot::RESIDUAL, slot::NORMED);
     }
 
     /// Norm of a block's result, in place.
-    pub(super) fn post_norm(&mut self, name: String) {
-        self.norm(name, self.dims.hidden, slot::PROJECTED, slot::PROJECTED);
+    pub(super) fn post_norm(&mut self, part: &str) {
+        self.norm(part, self.dims.hidden, slot::PROJECTED, slot::PROJECTED);
     }
 
     /// `bias` is whether the projection has one.
-    fn linear(&mut self, name: String, bias: bool, (n, out): (u32, u32), (k, x): (u32, u32)) {
-        let weight = self.tensor(format!("{name}.weight"), n, k, Role::Matrix);
-        let bias = bias.then(|| self.tensor(format!("{name}.bias"), 1, n, Role::Vector));
-        self.ops.push(Op::Linear {
-            x,
+    pub(super) fn linear(&mut self, part: &str, bias: bool, n: (u32, Slot), k: (u32, Slot)) {
+        let name = self.name(part);
+        let weight = self.tensor(format!("{name}.weight"), n.0, k.0, Role::Matrix);
+        let bias = bias.then(|| self.tensor(format!("{name}.bias"), 1, n.0, Role::Vector));
+        self.op(Op::Linear {
+            x: k.1,
             weight,
             bias,
+            out: n.1,
+        });
+    }
+
+    /// A projection of `x` `[k]` into `out` whose rows are `pieces` of stored tensors.
+    pub(super) fn gathered(
+        &mut self,
+        name: String,
+        role: Role,
+        pieces: Vec<Piece>,
+        (k, x): (u32, Slot),
+        out: Slot,
+    ) {
+        let n = pieces.iter().map(Piece::rows).sum();
+        let weight = self.declare(TensorDecl {
+            name,
+            pieces,
+            stack: 1,
+            n,
+            k,
+            role,
+        });
+        self.op(Op::Linear {
+            x,
+            weight,
+            bias: None,
             out,
         });
     }
 
-    /// Projections that are row ranges of one stored tensor `of`: (name, rows, slot) each.
-    fn fused(&mut self, of: &str, k: u32, parts: &[(&str, u32, u32)]) {
+    /// Projections that are row ranges of one stored tensor: (name, rows, slot) each.
+    fn fused(&mut self, part: &str, k: u32, parts: &[(&str, u32, Slot)]) {
+        let of = self.name(part);
         let rows = parts.iter().map(|(_, n, _)| n).sum();
         let mut first = 0;
         for (name, n, out) in parts {
-            let weight = self.declare(TensorDecl {
-                name: format!("{of}.{name}"),
-                part: Some(Part {
-                    of: of.to_string(),
-                    rows,
-                    first,
-                }),
-                n: *n,
-                k,
-                role: Role::Matrix,
-            });
+            let piece = Piece::strided(&of, &[rows, k], (first, *n), rows);
+            let (name, x) = (format!("{of}.{name}"), (k, slot::NORMED));
+            self.gathered(name, Role::Matrix, vec![piece], x, *out);
             first += n;
-            self.ops.push(Op::Linear {
-                x: slot::NORMED,
-                weight,
-                bias: None,
-                out: *out,
-            });
         }
+    }
+
+    /// Queries, keys, values, and the gate's slot where there is one.
+    fn project(&mut self, layer: u32, a: Attention) -> Option<Slot> {
+        let Dims {
+            hidden,
+            heads,
+            head_dim,
+            q,
+            kv,
+            ..
+        } = self.dims;
+        let part = |name: &str| format!("layers.{layer}.self_attn.{name}");
+        let parts = [
+            ("q_proj", q, slot::Q),
+            ("k_proj", kv, slot::K),
+            ("v_proj", kv, slot::V),
+        ];
+        if a.stored == Stored::Fused {
+            self.fused(&part("qkv_proj.weight"), hidden, &parts);
+            return None;
+        }
+        let apart = if a.gated { &parts[1..] } else { &parts[..] };
+        for (name, n, out) in apart {
+            self.linear(&part(name), a.qkv_bias, (*n, *out), (hidden, slot::NORMED));
+        }
+        if !a.gated {
+            return None;
+        }
+        let gate = match self.attention_gate {
+            Some(slot) => slot,
+            None => self.slot(q),
+        };
+        self.attention_gate = Some(gate);
+        let of = self.name(&part("q_proj.weight"));
+        for (name, first, out) in [("query", 0, slot::Q), ("gate", head_dim, gate)] {
+            let shape = [2 * heads * head_dim, hidden];
+            let piece = Piece::strided(&of, &shape, (first, head_dim), 2 * head_dim);
+            let (name, x) = (format!("{of}.{name}"), (hidden, slot::NORMED));
+            self.gathered(name, Role::Matrix, vec![piece], x, out);
+        }
+        Some(gate)
     }
 
     /// Projections, head norms, rotary embedding, attention, output projection.
@@ -236,29 +371,16 @@ impl Decoder {
             kv_heads,
             head_dim,
             q,
-            kv,
             ..
         } = self.dims;
-        let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
-        let parts = [
-            ("q_proj", q, slot::Q),
-            ("k_proj", kv, slot::K),
-            ("v_proj", kv, slot::V),
-        ];
-        match a.stored {
-            Stored::Fused => self.fused(&name("qkv_proj.weight"), hidden, &parts),
-            Stored::Apart => {
-                for (part, n, out) in parts {
-                    self.linear(name(part), a.qkv_bias, (n, out), (hidden, slot::NORMED));
-                }
-            }
-        }
+        let part = |name: &str| format!("layers.{layer}.self_attn.{name}");
+        let gate = self.project(layer, a);
         for (norm, x, heads) in [("q_norm", slot::Q, heads), ("k_norm", slot::K, kv_heads)] {
             if a.head_norms {
-                self.norm(name(norm), head_dim, x, x);
+                self.norm(&part(norm), head_dim, x, x);
             }
             if let Some(rope) = a.rope {
-                self.ops.push(Op::Rope {
+                self.op(Op::Rope {
                     x,
                     heads,
                     head_dim,
@@ -266,7 +388,8 @@ impl Decoder {
                 });
             }
         }
-        self.ops.push(Op::Attention {
+        self.caches.push(Cache { kv_heads, head_dim });
+        self.op(Op::Attention {
             q: slot::Q,
             k: slot::K,
             v: slot::V,
@@ -274,33 +397,47 @@ impl Decoder {
             heads,
             scale: a.scale,
             window: a.window,
-            cache: layer,
+            cache: self.caches.len() as u32 - 1,
         });
+        if let Some(gate) = gate {
+            self.op(Op::Glu {
+                gate,
+                up: slot::MIXED,
+                out: slot::MIXED,
+                act: Activation::Sigmoid,
+            });
+        }
         let out = (hidden, slot::PROJECTED);
-        self.linear(name("o_proj"), a.o_bias, out, (q, slot::MIXED));
+        self.linear(&part("o_proj"), a.o_bias, out, (q, slot::MIXED));
     }
 
     /// Gate, up, activation, down.
     pub(super) fn mlp(&mut self, layer: u32, m: Mlp) {
-        let Dims { hidden, mlp, .. } = self.dims;
-        let name = |part: &str| format!("model.layers.{layer}.mlp.{part}");
-        let parts = [("gate_proj", mlp, slot::GATE), ("up_proj", mlp, slot::UP)];
+        self.mlp_into(&format!("layers.{layer}.mlp"), m, slot::PROJECTED);
+    }
+
+    /// As [`Decoder::mlp`], of any name, into any slot of the hidden width.
+    pub(super) fn mlp_into(&mut self, part: &str, m: Mlp, out: Slot) {
+        let hidden = self.dims.hidden;
+        let [gate, up] = self.inner_slots(m.inner);
+        let parts = [("gate_proj", m.inner, gate), ("up_proj", m.inner, up)];
         match m.stored {
-            Stored::Fused => self.fused(&name("gate_up_proj.weight"), hidden, &parts),
+            Stored::Fused => self.fused(&format!("{part}.gate_up_proj.weight"), hidden, &parts),
             Stored::Apart => {
-                for (part, n, out) in parts {
-                    self.linear(name(part), m.bias, (n, out), (hidden, slot::NORMED));
+                for (name, n, out) in parts {
+                    let name = format!("{part}.{name}");
+                    self.linear(&name, m.bias, (n, out), (hidden, slot::NORMED));
                 }
             }
         }
-        self.ops.push(Op::Glu {
-            gate: slot::GATE,
-            up: slot::UP,
-            out: slot::GATE,
+        self.op(Op::Glu {
+            gate,
+            up,
+            out: gate,
             act: m.act,
         });
-        let out = (hidden, slot::PROJECTED);
-        self.linear(name("down_proj"), m.bias, out, (mlp, slot::GATE));
+        let name = format!("{part}.down_proj");
+        self.linear(&name, m.bias, (hidden, out), (m.inner, gate));
     }
 
     /// Adds the block's result, times `scale`, to the residual stream.
@@ -314,10 +451,10 @@ impl Decoder {
 
     /// A whole layer of the common kind: norm, attention, add, norm, MLP, add.
     pub(super) fn layer(&mut self, layer: u32, a: Attention, m: Mlp, residual: f32) {
-        self.pre_norm(format!("model.layers.{layer}.input_layernorm"));
+        self.pre_norm(&format!("layers.{layer}.input_layernorm"));
         self.attention(layer, a);
         self.add(residual);
-        self.pre_norm(format!("model.layers.{layer}.post_attention_layernorm"));
+        self.pre_norm(&format!("layers.{layer}.post_attention_layernorm"));
         self.mlp(layer, m);
         self.add(residual);
     }
@@ -331,7 +468,7 @@ impl Decoder {
         logits_scaling: f32,
     ) -> Graph {
         let d = self.dims;
-        self.pre_norm("model.norm".into());
+        self.pre_norm("norm");
         if logits_scaling != 1.0 {
             self.ops.push(Op::Scale {
                 x: slot::NORMED,
@@ -340,21 +477,19 @@ impl Decoder {
         }
         let head = match tied {
             true => self.table,
-            false => self.tensor("lm_head.weight".into(), d.vocab, d.hidden, Role::Embedding),
-        };
-        let cache = Cache {
-            kv_heads: d.kv_heads,
-            head_dim: d.head_dim,
+            false => {
+                let name = format!("{}.weight", self.names.head);
+                self.tensor(name, d.vocab, d.hidden, Role::Embedding)
+            }
         };
         Graph {
             family: family.into(),
             model: Model {
                 vocab: d.vocab,
                 context: d.context,
-                slots: vec![
-                    d.hidden, d.hidden, d.q, d.kv, d.kv, d.q, d.hidden, d.mlp, d.mlp,
-                ],
-                caches: vec![cache; d.layers as usize],
+                slots: self.slots,
+                caches: self.caches,
+                states: self.states,
                 ropes,
                 kv: FloatType::F16,
                 ops: self.ops,
@@ -362,6 +497,7 @@ impl Decoder {
                 head,
             },
             tensors: self.tensors,
+            skipped: Vec::new(),
         }
     }
 }
@@ -382,14 +518,22 @@ pub(super) fn tied_flag(checkpoint: &Checkpoint, config: Config<'_>) -> Result<O
 /// its head.
 pub(super) fn tied(checkpoint: &Checkpoint, config: Config<'_>, default: bool) -> Result<bool> {
     let tied = tied_flag(checkpoint, config)?.unwrap_or(default);
-    match tied || checkpoint.has("lm_head.weight") {
-        true => Ok(tied),
-        false => Err(Error::Input(
-            "lm_head.weight is missing and config.json says tie_word_embeddings false; set it to true if the head is the embedding"
-                .into(),
-        )),
+    has_head(checkpoint, &Names::plain(), tied).map(|()| tied)
+}
+
+/// Refuses an untied checkpoint without a head.
+pub(super) fn has_head(checkpoint: &Checkpoint, names: &Names, tied: bool) -> Result<()> {
+    let head = format!("{}.weight", names.head);
+    match tied || checkpoint.has(&head) {
+        true => Ok(()),
+        false => Err(Error::Input(format!(
+            "{head} is missing and config.json says tie_word_embeddings false; set it to true if the head is the embedding"
+        ))),
     }
 }
+
+/// Widest layer: products of a few of them stay inside u32.
+pub(super) const WIDEST: u32 = 1 << 24;
 
 /// Most elements per head: what a pack's rotary table may hold. A corrupted number is refused before its
 /// table is computed.

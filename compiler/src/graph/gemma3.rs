@@ -19,6 +19,7 @@ pub(super) fn build(checkpoint: &Checkpoint, config: Config<'_>, family: &str) -
     let pattern = config.count_or("sliding_window_pattern", 6)?;
     let scalar = config.positive_or("query_pre_attn_scalar", f64::from(dims.head_dim))?;
     let mlp = Mlp {
+        inner: config.count("intermediate_size")?,
         stored: Stored::Apart,
         bias: false,
         act: Activation::GeluTanh,
@@ -33,18 +34,19 @@ pub(super) fn build(checkpoint: &Checkpoint, config: Config<'_>, family: &str) -
             qkv_bias: false,
             o_bias: false,
             head_norms: true,
+            gated: false,
             rope: Some(if global { GLOBAL } else { LOCAL }),
             scale: (1.0 / scalar.sqrt()) as f32,
             window: if global { 0 } else { window },
         };
-        let name = |part: &str| format!("model.layers.{layer}.{part}");
-        d.pre_norm(name("input_layernorm"));
+        let name = |part: &str| format!("layers.{layer}.{part}");
+        d.pre_norm(&name("input_layernorm"));
         d.attention(layer, attention);
-        d.post_norm(name("post_attention_layernorm"));
+        d.post_norm(&name("post_attention_layernorm"));
         d.add(1.0);
-        d.pre_norm(name("pre_feedforward_layernorm"));
+        d.pre_norm(&name("pre_feedforward_layernorm"));
         d.mlp(layer, mlp);
-        d.post_norm(name("post_feedforward_layernorm"));
+        d.post_norm(&name("post_feedforward_layernorm"));
         d.add(1.0);
     }
     let local = config.positive_or("rope_local_base_freq", 10_000.0)?;

@@ -16,11 +16,13 @@ pub(super) fn build(checkpoint: &Checkpoint, config: Config<'_>, family: &str) -
         qkv_bias: bias,
         o_bias: bias,
         head_norms: false,
+        gated: false,
         rope: Some(0),
         scale: config.positive("attention_multiplier")? as f32,
         window: 0,
     };
     let mlp = Mlp {
+        inner: config.count("intermediate_size")?,
         stored: Stored::Apart,
         bias: config.flag("mlp_bias", false)?,
         act: Activation::Silu,

@@ -12,6 +12,7 @@ pub(super) fn build(checkpoint: &Checkpoint, config: Config<'_>, family: &str) -
     let dims = Dims::read(config)?;
     let bias = config.flag("attention_bias", false)?;
     let mlp = Mlp {
+        inner: config.count("intermediate_size")?,
         stored: Stored::Apart,
         bias: config.flag("mlp_bias", false)?,
         act: Activation::Silu,
@@ -23,6 +24,7 @@ pub(super) fn build(checkpoint: &Checkpoint, config: Config<'_>, family: &str) -
             qkv_bias: bias,
             o_bias: bias,
             head_norms: false,
+            gated: false,
             rope: Some(0),
             scale: dims.score_scale(),
             window,

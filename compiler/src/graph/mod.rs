@@ -1,93 +1,30 @@
 //! A model family as a list of ops: one file per family.
 
+mod decl;
 mod decoder;
+mod experts;
 mod gemma3;
 mod granite;
+mod hybrid;
 mod llama;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_5;
+mod qwen3_5_moe;
+mod qwen3_moe;
+mod qwen3_next;
 mod rope;
 mod smollm3;
 
+pub use decl::{Piece, Role, Rows, TensorDecl};
+
+use crate::checkpoint::Checkpoint;
 use crate::checkpoint::config::Config;
-use crate::checkpoint::{Checkpoint, Tensor, owner};
+use crate::checkpoint::owner;
 use crate::error::{Error, Result};
-use ork_formats::model::Model;
+use ork_formats::model::{Model, Op};
 use std::collections::HashSet;
-
-/// What a tensor is for; decides its engines and forms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// A projection: int8 on the NPU in prefill, 4-bit on the CPU in decode.
-    Matrix,
-    /// Embedding or head: int8 rows on the CPU.
-    Embedding,
-    /// Norm weight or bias: f32.
-    Vector,
-    /// Norm weight that multiplies as `1 + w`: stored with the 1 added, in f32.
-    OnePlus,
-}
-
-/// Rows of a larger tensor, for projections that a checkpoint stores fused.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// Name in the checkpoint.
-    pub of: String,
-    /// Rows of the whole.
-    pub rows: u32,
-    /// First row of the part.
-    pub first: u32,
-}
-
-/// One tensor that the ops name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorDecl {
-    /// Name in the checkpoint, or of its own where it is a part.
-    pub name: String,
-    /// Where its rows are when they are not a tensor of their own.
-    pub part: Option<Part>,
-    /// Rows; 1 for vectors.
-    pub n: u32,
-    /// Columns.
-    pub k: u32,
-    /// Purpose.
-    pub role: Role,
-}
-
-impl TensorDecl {
-    /// The tensor of the checkpoint that holds the bytes.
-    #[must_use]
-    pub fn source(&self) -> &str {
-        self.part.as_ref().map_or(&self.name, |part| &part.of)
-    }
-
-    /// The rows in the checkpoint, decoded on demand.
-    ///
-    /// # Errors
-    /// [`Error::Input`] when the tensor is missing or cannot be read.
-    pub fn tensor<'a>(&self, checkpoint: &'a Checkpoint) -> Result<Tensor<'a>> {
-        let whole = checkpoint.tensor(self.source(), self.k as usize)?;
-        match &self.part {
-            None => Ok(whole),
-            Some(part) => whole.part(part.first as usize..(part.first + self.n) as usize),
-        }
-    }
-
-    /// The values that the ops use, `[n, k]`.
-    ///
-    /// # Errors
-    /// As [`TensorDecl::tensor`], and [`Error::Input`] for values that are not finite.
-    pub fn read_f32(&self, checkpoint: &Checkpoint) -> Result<Vec<f32>> {
-        let tensor = self.tensor(checkpoint)?;
-        tensor.check_finite()?;
-        let mut values = tensor.values();
-        if self.role == Role::OnePlus {
-            values.iter_mut().for_each(|v| *v += 1.0);
-        }
-        Ok(values)
-    }
-}
 
 /// The model before anything is placed or quantised. Ops index `tensors`.
 #[derive(Clone, Debug)]
@@ -98,6 +35,8 @@ pub struct Graph {
     pub model: Model,
     /// Every tensor.
     pub tensors: Vec<TensorDecl>,
+    /// (prefix, number) of tensors that are no part of a language model, such as vision towers.
+    pub skipped: Vec<(&'static str, usize)>,
 }
 
 type Build = fn(&Checkpoint, Config<'_>, &str) -> Result<Graph>;
@@ -112,7 +51,28 @@ const FAMILIES: &[(&str, Build)] = &[
     ("granite", granite::build),
     ("phi3", phi3::build),
     ("gemma3_text", gemma3::build),
+    ("qwen3_moe", qwen3_moe::build),
+    ("qwen3_next", qwen3_next::build),
+    ("qwen3_5", qwen3_5::build),
+    ("qwen3_5_text", qwen3_5::build),
+    ("qwen3_5_moe", qwen3_5_moe::build),
+    ("qwen3_5_moe_text", qwen3_5_moe::build),
 ];
+
+/// Tensors of other parts of a multimodal or multi-token model; the language model runs without them.
+const SKIPPED: &[&str] = &[
+    "vision_tower.",
+    "language_model.vision_tower.",
+    "model.vision_tower.",
+    "visual.",
+    "model.visual.",
+    "mtp.",
+    "model.mtp.",
+    "language_model.mtp.",
+];
+
+/// What a tied model needs no more.
+const HEAD: &str = "lm_head.";
 
 /// Builds the graph of a checkpoint and checks that its tensors are exactly the ones expected.
 ///
@@ -130,49 +90,48 @@ pub fn build(checkpoint: &Checkpoint) -> Result<Graph> {
         )));
     };
     let config = Config::new(&checkpoint.config, "config.json");
-    let graph = family_build(checkpoint, config, family)?;
-    let mut tensors = Vec::new();
-    for decl in &graph.tensors {
-        let tensor = checkpoint.tensor(decl.source(), decl.k as usize)?;
-        let shape = &tensor.shape;
-        let rows = decl.part.as_ref().map_or(decl.n, |part| part.rows);
-        let want = match decl.role {
-            Role::Vector | Role::OnePlus => vec![decl.k as usize],
-            Role::Matrix | Role::Embedding => vec![rows as usize, decl.k as usize],
-        };
-        if *shape != want {
-            return Err(Error::Input(format!(
-                "{}: tensor {}: shape {shape:?}, config.json says {want:?}; the two are of different models",
-                tensor.file,
-                decl.source()
-            )));
-        }
-        tensors.push(tensor);
-    }
-    checkpoint.compare_declared(tensors.iter());
-    let declared: HashSet<&str> = graph.tensors.iter().map(TensorDecl::source).collect();
-    let tied = graph.tensors[graph.model.head as usize].name != "lm_head.weight";
-    let mut skipped = Vec::new();
+    let mut graph = family_build(checkpoint, config, family)?;
+    let rows: Vec<Rows<'_>> = graph
+        .tensors
+        .iter()
+        .map(|decl| decl.rows(checkpoint))
+        .collect::<Result<_>>()?;
+    checkpoint.compare_declared(rows.iter().flat_map(Rows::tensors));
+    drop(rows);
+    let pieces = graph.tensors.iter().flat_map(|decl| &decl.pieces);
+    let declared: HashSet<&str> = pieces.map(|piece| piece.of.as_str()).collect();
+    let tied = graph
+        .model
+        .ops
+        .iter()
+        .any(|op| matches!(op, Op::Embed { table, .. } if *table == graph.model.head));
+    let mut skipped = vec![0; SKIPPED.len()];
+    let mut heads = 0;
     for name in checkpoint.names() {
-        if declared.contains(name) || owner(name, |weight| declared.contains(weight)).is_some() {
-            continue;
+        let head = name.strip_prefix("language_model.").unwrap_or(name);
+        let known = declared.contains(name)
+            || owner(name, |weight| declared.contains(weight)).is_some()
+            || name.ends_with(".rotary_emb.inv_freq")
+            || (tied && head.starts_with(HEAD));
+        if tied && head.starts_with(HEAD) && !declared.contains(name) {
+            heads += 1;
         }
-        // Old conversions carry these tables; the graph computes its own.
-        if name.ends_with(".rotary_emb.inv_freq") {
-            continue;
+        let other = SKIPPED.iter().position(|prefix| name.starts_with(prefix));
+        match other {
+            Some(index) if !known => skipped[index] += 1,
+            None if !known => {
+                return Err(Error::Input(format!(
+                    "tensor {name} is unexpected in a {family} model of this config.json; remove it or use the right config"
+                )));
+            }
+            _ => {}
         }
-        let known = name.starts_with("mtp.") || (tied && name.starts_with("lm_head."));
-        if !known {
-            return Err(Error::Input(format!(
-                "tensor {name} is unexpected in a {family} model of this config.json; remove it or use the right config"
-            )));
-        }
-        skipped.push(name);
     }
-    if let [first, ..] = skipped[..] {
+    let counts = SKIPPED.iter().copied().zip(skipped).chain([(HEAD, heads)]);
+    graph.skipped = counts.filter(|(_, count)| *count != 0).collect();
+    for (prefix, count) in &graph.skipped {
         checkpoint.warn(format!(
-            "{} tensors take no part in this model and are left out, {first} is the first",
-            skipped.len()
+            "{count} {prefix}* tensors take no part in the text model and are left out"
         ));
     }
     Ok(graph)

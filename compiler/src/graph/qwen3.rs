@@ -20,11 +20,13 @@ pub(super) fn build(checkpoint: &Checkpoint, config: Config<'_>, family: &str) -
         qkv_bias: false,
         o_bias: false,
         head_norms: true,
+        gated: false,
         rope: Some(0),
         scale: dims.score_scale(),
         window: 0,
     };
     let mlp = Mlp {
+        inner: config.count("intermediate_size")?,
         stored: Stored::Apart,
         bias: false,
         act: Activation::Silu,

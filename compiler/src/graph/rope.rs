@@ -9,19 +9,46 @@ use std::f64::consts::TAU;
 
 /// The table of a whole head (or of its first lanes, where `partial_rotary_factor` says so).
 pub(super) fn build(config: Config<'_>, head_dim: u32) -> Result<Rope> {
+    partial(config, head_dim, 1.0)
+}
+
+/// As [`build`], with the `partial_rotary_factor` of configs that do not name one.
+pub(super) fn partial(config: Config<'_>, head_dim: u32, factor: f64) -> Result<Rope> {
     // Newer configs move theta and the scaling into rope_parameters.
     let parameters = config.object("rope_parameters")?;
-    let theta = match parameters {
-        Some(nested) if !config.has("rope_theta") => nested.positive("rope_theta")?,
-        _ => config.positive("rope_theta")?,
-    };
+    let theta = theta(config, parameters)?;
     let scaling = config.object("rope_scaling")?.or(parameters);
-    let dims = lanes(config, parameters, head_dim)?;
-    let mut table = plain(theta, dims);
+    let mut table = plain(theta, lanes(config, parameters, head_dim, factor)?);
     if let Some(scaling) = scaling {
         scale(&mut table, theta, config, scaling)?;
     }
     table.finish(config.flag("rope_traditional", false)?)
+}
+
+/// As [`build`], for a family whose numbers stand in `rope_parameters` alone: (theta, factor) are those of
+/// its class, whatever else the config holds.
+pub(super) fn nested(config: Config<'_>, head_dim: u32, class: (f64, f64)) -> Result<Rope> {
+    let parameters = config.object("rope_parameters")?;
+    let or = |key, default| parameters.map_or(Ok(default), |p| p.positive_or(key, default));
+    let theta = or("rope_theta", class.0)?;
+    let factor = or("partial_rotary_factor", class.1)?;
+    let mut table = plain(theta, part(head_dim, factor)?);
+    if let Some(scaling) = parameters {
+        scale(&mut table, theta, config, scaling)?;
+    }
+    table.finish(false)
+}
+
+/// The table of a whole head, whatever scaling the config names.
+pub(super) fn without_scaling(config: Config<'_>, head_dim: u32) -> Result<Rope> {
+    unscaled(theta(config, config.object("rope_parameters")?)?, head_dim)
+}
+
+fn theta(config: Config<'_>, parameters: Option<Config<'_>>) -> Result<f64> {
+    match parameters {
+        Some(nested) if !config.has("rope_theta") => nested.positive("rope_theta"),
+        _ => config.positive("rope_theta"),
+    }
 }
 
 /// The table of one base frequency without any scaling.
@@ -29,21 +56,30 @@ pub(super) fn unscaled(theta: f64, head_dim: u32) -> Result<Rope> {
     plain(theta, head_dim).finish(false)
 }
 
-/// Rotated lanes: an even part of the head.
-fn lanes(config: Config<'_>, parameters: Option<Config<'_>>, head_dim: u32) -> Result<u32> {
+/// Rotated lanes; `default` is the part of the head where no place names one.
+fn lanes(
+    config: Config<'_>,
+    parameters: Option<Config<'_>>,
+    head_dim: u32,
+    default: f64,
+) -> Result<u32> {
     for place in [Some(config), parameters].into_iter().flatten() {
         if place.has("partial_rotary_factor") {
-            let factor = place.positive("partial_rotary_factor")?;
-            let dims = (f64::from(head_dim) * factor) as u32;
-            if 1.0 < factor || dims < 2 || !dims.is_multiple_of(2) {
-                return Err(Error::Input(format!(
-                    "config.json: partial_rotary_factor {factor} of head_dim {head_dim} rotates {dims} lanes; an even number up to {head_dim} is needed"
-                )));
-            }
-            return Ok(dims);
+            return part(head_dim, place.positive("partial_rotary_factor")?);
         }
     }
-    Ok(head_dim)
+    part(head_dim, default)
+}
+
+/// An even part of the head.
+fn part(head_dim: u32, factor: f64) -> Result<u32> {
+    let dims = (f64::from(head_dim) * factor) as u32;
+    if 1.0 < factor || dims < 2 || !dims.is_multiple_of(2) {
+        return Err(Error::Input(format!(
+            "config.json: partial_rotary_factor {factor} of head_dim {head_dim} rotates {dims} lanes; an even number up to {head_dim} is needed"
+        )));
+    }
+    Ok(dims)
 }
 
 struct Table {

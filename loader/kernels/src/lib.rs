@@ -13,6 +13,7 @@ mod norm;
     allow(dead_code, reason = "an ISA file may replace either loop")
 )]
 mod portable;
+mod recurrent;
 
 // The integer inner loops of this ISA: the same results as `portable`.
 #[cfg(target_arch = "aarch64")]
@@ -37,3 +38,4 @@ pub use int8::{
     GROUP, dequantize_row, dot_i8, gemm_i8_tiles, int8_row, quantize_groups, quantize_row,
 };
 pub use norm::{exp, gelu_tanh_mul, rms_norm, rope, silu_mul, softmax};
+pub use recurrent::{add_gated, conv_silu, delta_step, sigmoid, sigmoid_mul, unit};

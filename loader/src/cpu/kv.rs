@@ -73,6 +73,11 @@ impl Kv {
         self.len
     }
 
+    /// Whether `other` is a cache of the same shape.
+    pub(crate) fn fits(&self, other: &Self) -> bool {
+        (self.width, self.head_dim, self.ty) == (other.width, other.head_dim, other.ty)
+    }
+
     /// Forgets all tokens past the first `len`.
     pub(crate) fn truncate(&mut self, len: usize) {
         if len < self.len {

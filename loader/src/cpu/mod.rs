@@ -1,5 +1,8 @@
-//! The CPU engine: host-form matmuls, KV cache, attention.
+//! The CPU engine: host-form matmuls, KV cache, attention, recurrent layers, experts.
 
 pub(crate) mod attention;
+pub(crate) mod conv;
+pub(crate) mod delta;
+pub(crate) mod experts;
 pub(crate) mod kv;
 pub(crate) mod linear;

@@ -8,12 +8,14 @@
 mod npu;
 mod ops;
 
+pub(crate) use ops::glu;
+
 pub use npu::Times;
 pub(crate) use npu::{Engine, seed};
 
-use crate::cpu::kv::Kv;
 use crate::error::{Error, Result};
 use crate::map::Pack;
+use crate::state::State;
 use npu::Pending;
 use ops::Context;
 use ork_formats::model::{Manifest, Op};
@@ -32,31 +34,22 @@ pub(crate) enum Phase {
     Decode,
 }
 
-/// Mutable state of one sequence.
-pub(crate) struct State {
-    pub(crate) caches: Vec<Kv>,
-    slots: Vec<Vec<f32>>,
-}
+/// Activation slots, reused by every chunk.
+pub(crate) struct Slots(Vec<Vec<f32>>);
 
-impl State {
+impl Slots {
     pub(crate) fn new(manifest: &Manifest) -> Self {
-        let model = &manifest.model;
-        Self {
-            caches: model.caches.iter().map(|c| Kv::new(c, model.kv)).collect(),
-            slots: vec![Vec::new(); model.slots.len()],
-        }
+        Self(vec![Vec::new(); manifest.model.slots.len()])
     }
 
-    /// Forgets all tokens past the first `len`, in every layer.
-    pub(crate) fn truncate(&mut self, len: usize) {
-        self.caches.iter_mut().for_each(|cache| cache.truncate(len));
-    }
-
-    /// The slot of the last chunk's hidden state, `[rows, hidden]`.
-    pub(crate) fn slot(&self, slot: u32) -> &[f32] {
-        &self.slots[slot as usize]
+    /// The last chunk's rows of one slot.
+    pub(crate) fn rows(&self, slot: u32) -> &[f32] {
+        &self.0[slot as usize]
     }
 }
+
+/// What a chunk works on: the sequence's state and the slots.
+type Memory<'a> = (&'a mut State, &'a mut Slots);
 
 /// One half-chunk on its way through the ops.
 struct Lane {
@@ -70,18 +63,18 @@ struct Lane {
 pub(crate) fn run(
     pack: &Pack,
     engine: &mut Engine,
-    state: &mut State,
+    (state, slots): Memory<'_>,
     ids: &[u32],
     position: usize,
     phase: Phase,
     stop: Option<&AtomicBool>,
 ) -> Result<()> {
     let manifest = pack.reader().manifest();
-    for (slot, width) in state.slots.iter_mut().zip(&manifest.model.slots) {
+    for (slot, width) in slots.0.iter_mut().zip(&manifest.model.slots) {
         slot.resize(ids.len() * *width as usize, 0.0);
     }
     let mut lanes = lanes(manifest, ids.len(), phase);
-    let context = Context::new(pack, ids, position);
+    let context = Context::new(pack, ids, position, phase);
     let mut flying = [None, None];
     let mut walk = || -> Result<()> {
         while lanes.iter().any(|l| l.next < manifest.model.ops.len()) {
@@ -89,7 +82,7 @@ pub(crate) fn run(
                 if stop.is_some_and(|s| s.load(Ordering::Relaxed)) {
                     return Err(Error::Interrupted);
                 }
-                advance(&context, engine, state, lane, &mut flying, phase)?;
+                advance(&context, engine, (state, slots), lane, &mut flying)?;
             }
         }
         Ok(())
@@ -122,16 +115,15 @@ fn lanes(manifest: &Manifest, rows: usize, phase: Phase) -> Vec<Lane> {
 fn advance(
     context: &Context<'_>,
     engine: &mut Engine,
-    state: &mut State,
+    (state, slots): Memory<'_>,
     lane: &mut Lane,
     flying: &mut [Option<Pending>; 2],
-    phase: Phase,
 ) -> Result<()> {
     let manifest = context.manifest;
     let half = lane.half as usize;
     while let Some(op) = manifest.model.ops.get(lane.next) {
         let matmul = match *op {
-            Op::Linear { weight, .. } if phase == Phase::Prefill => {
+            Op::Linear { weight, .. } if context.phase == Phase::Prefill => {
                 let on_device = manifest.tensors[weight as usize].npu.is_some();
                 (on_device && manifest.npu.is_some()).then_some(*op)
             }
@@ -144,24 +136,24 @@ fn advance(
             out,
         }) = matmul
         else {
-            ops::apply(context, engine, state, op, &lane.rows);
+            ops::apply(context, engine, (state, slots), op, &lane.rows);
             lane.next += 1;
             continue;
         };
         if flying[half].is_none() {
-            let source = &state.slots[x as usize][context.span(x, &lane.rows)];
+            let source = &slots.0[x as usize][context.span(x, &lane.rows)];
             flying[half] = Some(engine.start(context.pack, weight, lane.half, source)?);
             if engine.overlap {
                 return Ok(());
             }
         }
-        let mut target = std::mem::take(&mut state.slots[out as usize]);
+        let mut target = std::mem::take(&mut slots.0[out as usize]);
         let rows = &mut target[context.span(out, &lane.rows)];
         let finished = engine.finish(context.pack, lane.half, flying, rows);
         if let (Some(bias), Ok(())) = (bias, &finished) {
             context.add_bias(bias, rows);
         }
-        state.slots[out as usize] = target;
+        slots.0[out as usize] = target;
         finished?;
         flying[half] = None;
         lane.next += 1;

@@ -1,9 +1,9 @@
 //! The ops that the CPU does in both phases, each over the rows of one lane.
 
-use super::State;
 use super::npu::Engine;
+use super::{Memory, Phase};
 use crate::cpu::attention::{self, Shape};
-use crate::cpu::linear;
+use crate::cpu::{conv, delta, experts, linear};
 use crate::map::Pack;
 use ork_formats::model::{Activation, Manifest, Op, Rope, Slot, TensorId};
 use ork_kernels as kernels;
@@ -18,18 +18,20 @@ type Angles = (Vec<f32>, Vec<f32>);
 pub(super) struct Context<'a> {
     pub(super) pack: &'a Pack,
     pub(super) manifest: &'a Manifest,
+    pub(super) phase: Phase,
     ids: &'a [u32],
     /// Of every row, for every rotary table.
     angles: Vec<Vec<Angles>>,
 }
 
 impl<'a> Context<'a> {
-    pub(super) fn new(pack: &'a Pack, ids: &'a [u32], position: usize) -> Self {
+    pub(super) fn new(pack: &'a Pack, ids: &'a [u32], position: usize, phase: Phase) -> Self {
         let manifest = pack.reader().manifest();
         let of_rows = |rope| (0..ids.len()).map(|r| angles(rope, position + r)).collect();
         Self {
             pack,
             manifest,
+            phase,
             ids,
             angles: manifest.model.ropes.iter().map(of_rows).collect(),
         }
@@ -80,12 +82,12 @@ const GRAIN: usize = 1 << 13;
 pub(super) fn apply(
     context: &Context<'_>,
     engine: &mut Engine,
-    state: &mut State,
+    (state, slots): Memory<'_>,
     op: &Op,
     rows: &Range<usize>,
 ) {
     let began = Instant::now();
-    let slots = &mut state.slots;
+    let slots = &mut slots.0;
     let span = |slot| context.span(slot, rows);
     match *op {
         Op::Embed { table, out, scale } => {
@@ -185,23 +187,20 @@ pub(super) fn apply(
             return;
         }
         Op::Glu { gate, up, out, act } => {
-            let apply = match act {
-                Activation::Silu => kernels::silu_mul,
-                Activation::GeluTanh => kernels::gelu_tanh_mul,
-            };
             let mut target = std::mem::take(&mut slots[out as usize]);
-            let copy;
-            let gate = match gate == out {
-                true => {
-                    copy = target[span(gate)].to_vec();
-                    &copy[..]
-                }
-                false => &slots[gate as usize][span(gate)],
+            let copy = match out == gate || out == up {
+                true => target[span(out)].to_vec(),
+                false => Vec::new(),
             };
-            gate.par_chunks(GRAIN)
-                .zip(slots[up as usize][span(up)].par_chunks(GRAIN))
+            let source = |slot: Slot| match slot == out {
+                true => &copy[..],
+                false => &slots[slot as usize][span(slot)],
+            };
+            source(gate)
+                .par_chunks(GRAIN)
+                .zip(source(up).par_chunks(GRAIN))
                 .zip(target[span(out)].par_chunks_mut(GRAIN))
-                .for_each(|((gate, up), out)| apply(gate, up, out));
+                .for_each(|((gate, up), out)| glu(act, gate, up, out));
             slots[out as usize] = target;
         }
         Op::Scale { x, scale } => {
@@ -216,6 +215,117 @@ pub(super) fn apply(
             }
             slots[out as usize] = target;
         }
+        Op::AddGated { x, gate, out } => {
+            let mut target = std::mem::take(&mut slots[out as usize]);
+            let lines = target[span(out)].chunks_exact_mut(context.width(out));
+            let addends = slots[x as usize][span(x)].chunks_exact(context.width(x));
+            let gates = &slots[gate as usize][span(gate)];
+            for ((out, x), gate) in lines.zip(addends).zip(gates) {
+                kernels::add_gated(*gate, x, out);
+            }
+            slots[out as usize] = target;
+        }
+        Op::Conv {
+            x,
+            weight,
+            out,
+            state: id,
+        } => {
+            let weight = context.vector(weight);
+            let mut target = std::mem::take(&mut slots[out as usize]);
+            let past = &mut state.recurrent[id as usize];
+            let source = &slots[x as usize][span(x)];
+            conv::conv(
+                past,
+                &weight,
+                context.width(x),
+                source,
+                &mut target[span(out)],
+            );
+            slots[out as usize] = target;
+        }
+        Op::Delta {
+            qkv,
+            a,
+            b,
+            a_log,
+            dt_bias,
+            out,
+            key_heads,
+            scale,
+            eps,
+            state: id,
+        } => {
+            let shape = delta::Shape {
+                state: context.manifest.model.states[id as usize],
+                key_heads: key_heads as usize,
+                scale,
+                eps,
+            };
+            let mut target = std::mem::take(&mut slots[out as usize]);
+            let gates = delta::Gates {
+                a: &slots[a as usize][span(a)],
+                b: &slots[b as usize][span(b)],
+                a_log: &context.vector(a_log),
+                dt_bias: &context.vector(dt_bias),
+            };
+            let past = &mut state.recurrent[id as usize];
+            let source = &slots[qkv as usize][span(qkv)];
+            delta::delta(past, source, gates, shape, &mut target[span(out)]);
+            slots[out as usize] = target;
+        }
+        Op::Moe {
+            x,
+            router,
+            gate,
+            up,
+            down,
+            out,
+            top,
+            renormalise,
+            act,
+        } => {
+            let shape = experts::Shape {
+                experts: context.width(router),
+                top: top as usize,
+                renormalise,
+                act,
+            };
+            let tensor = |id: TensorId| &context.manifest.tensors[id as usize];
+            let stacks = experts::Stacks {
+                gate: tensor(gate),
+                up: tensor(up),
+                down: tensor(down),
+            };
+            let weights = match context.phase {
+                Phase::Prefill => experts::Weights::Batch,
+                Phase::Decode => experts::Weights::Host,
+            };
+            let mut target = std::mem::take(&mut slots[out as usize]);
+            let sources = (
+                &slots[x as usize][span(x)],
+                &slots[router as usize][span(router)],
+            );
+            let host = context.pack.host();
+            experts::experts(
+                host,
+                stacks,
+                weights,
+                sources,
+                shape,
+                &mut target[span(out)],
+            );
+            slots[out as usize] = target;
+        }
     }
     engine.times.other += began.elapsed();
+}
+
+/// `out = act(gate) * up`.
+pub(crate) fn glu(act: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    match act {
+        Activation::Silu => kernels::silu_mul(gate, up, out),
+        Activation::GeluTanh => kernels::gelu_tanh_mul(gate, up, out),
+        Activation::Sigmoid => kernels::sigmoid_mul(gate, up, out),
+    }
 }

@@ -3,6 +3,7 @@
 //! Written from the specification alone: it shares types with the compiler, never logic. Every loop is
 //! linear (or sorted) in what the file itself holds, so no forged count can make it slow.
 
+mod mixers;
 mod ops;
 mod plan;
 mod streams;

@@ -1,14 +1,16 @@
 //! Ops, slots, tensors and host spans.
 
-use super::{Proof, bad, ensure, same};
+use super::{Proof, bad, ensure, mixers, same};
 use crate::model::{FloatType, HostForm, Manifest, Op, Span, Tensor};
 use crate::pack::PackError;
 use crate::quant::int4;
 
 /// Longest slot and largest dimension accepted: products of two stay far inside u64.
-const MAX_DIM: u32 = 1 << 20;
+pub(super) const MAX_DIM: u32 = 1 << 20;
 /// Most rows of a tensor: vocabularies are longer than any layer is wide.
 const MAX_ROWS: u32 = 1 << 24;
+/// Most matrices of a stack.
+const MAX_STACK: u32 = 1 << 12;
 
 /// Proves ops, slots, tensors and host spans against a host section of `host` bytes.
 pub(in crate::pack) fn model(manifest: &Manifest, host: u64) -> Proof {
@@ -42,6 +44,7 @@ pub(in crate::pack) fn model(manifest: &Manifest, host: u64) -> Proof {
             format!("cache width {width}")
         })?;
     }
+    mixers::states(&model.states, host)?;
     for rope in &model.ropes {
         ensure((1..=4096).contains(&rope.inv_freq.len()), || {
             format!("rope of {} frequencies", rope.inv_freq.len())
@@ -59,18 +62,20 @@ pub(in crate::pack) fn model(manifest: &Manifest, host: u64) -> Proof {
             other => other,
         })?;
     }
-    // Two layers on one cache would mix their tokens.
-    let mut layers = vec![0u32; model.caches.len()];
+    // Two layers on one cache or state would mix their tokens.
+    let mut caches = vec![0u32; model.caches.len()];
+    let mut states = vec![0u32; model.states.len()];
     for op in &model.ops {
-        if let Op::Attention { cache, .. } = op {
-            layers[*cache as usize] += 1;
+        match op {
+            Op::Attention { cache, .. } => caches[*cache as usize] += 1,
+            Op::Conv { state, .. } | Op::Delta { state, .. } => states[*state as usize] += 1,
+            _ => {}
         }
     }
-    if let Some(cache) = layers.iter().position(|n| *n != 1) {
-        return Err(bad(format!(
-            "cache {cache} serves {} layers",
-            layers[cache]
-        )));
+    for (name, uses) in [("cache", caches), ("state", states)] {
+        if let Some(index) = uses.iter().position(|n| *n != 1) {
+            return Err(bad(format!("{name} {index} serves {} layers", uses[index])));
+        }
     }
     for id in manifest.text.prefix.iter().chain(&manifest.text.suffix) {
         ensure(*id < model.vocab, || {
@@ -81,7 +86,7 @@ pub(in crate::pack) fn model(manifest: &Manifest, host: u64) -> Proof {
     shape(manifest, model.head, model.vocab, hidden)
 }
 
-fn width(manifest: &Manifest, slot: u32) -> Result<u32, PackError> {
+pub(super) fn width(manifest: &Manifest, slot: u32) -> Result<u32, PackError> {
     let slots = &manifest.model.slots;
     slots
         .get(slot as usize)
@@ -89,7 +94,7 @@ fn width(manifest: &Manifest, slot: u32) -> Result<u32, PackError> {
         .ok_or_else(|| bad(format!("slot {slot} of {}", slots.len())))
 }
 
-fn tensor(manifest: &Manifest, id: u32) -> Result<&Tensor, PackError> {
+pub(super) fn tensor(manifest: &Manifest, id: u32) -> Result<&Tensor, PackError> {
     manifest
         .tensors
         .get(id as usize)
@@ -97,18 +102,33 @@ fn tensor(manifest: &Manifest, id: u32) -> Result<&Tensor, PackError> {
 }
 
 fn shape(manifest: &Manifest, id: u32, n: u32, k: u32) -> Proof {
+    stacked(manifest, id, 1, (n, k))
+}
+
+/// A stack of `stack` matrices `[n, k]`.
+pub(super) fn stacked(manifest: &Manifest, id: u32, stack: u32, (n, k): (u32, u32)) -> Proof {
     let t = tensor(manifest, id)?;
-    ensure((t.n, t.k) == (n, k), || {
+    ensure((t.stack, t.n, t.k) == (stack, n, k), || {
+        let of = |stack: u32| match stack {
+            1 => String::new(),
+            _ => format!("{stack} times "),
+        };
+        let (have, need) = (of(t.stack), of(stack));
         format!(
-            "tensor {} is [{}, {}], the op needs [{n}, {k}]",
+            "tensor {} is {have}[{}, {}], the op needs {need}[{n}, {k}]",
             t.name, t.n, t.k
         )
     })
 }
 
 /// Vectors are `[1, k]` in f32.
-fn vector(manifest: &Manifest, id: u32, k: u32) -> Proof {
-    shape(manifest, id, 1, k)?;
+pub(super) fn vector(manifest: &Manifest, id: u32, k: u32) -> Proof {
+    table(manifest, id, 1, k)
+}
+
+/// `[n, k]` in f32.
+pub(super) fn table(manifest: &Manifest, id: u32, n: u32, k: u32) -> Proof {
+    shape(manifest, id, n, k)?;
     let t = tensor(manifest, id)?;
     let f32s = matches!(
         t.host,
@@ -206,6 +226,16 @@ fn prove_op(manifest: &Manifest, op: &Op) -> Proof {
             })?;
             same(w(x)?, w(out)?, "addends")
         }
+        Op::AddGated { x, gate, out } => {
+            ensure(x != out && gate != out, || {
+                format!("slot {x} gated by slot {gate} added to slot {out}")
+            })?;
+            same(w(gate)?, 1, "width of the gate")?;
+            same(w(x)?, w(out)?, "addends")
+        }
+        Op::Conv { .. } => mixers::conv(manifest, op),
+        Op::Delta { .. } => mixers::delta(manifest, op),
+        Op::Moe { .. } => mixers::moe(manifest, op),
     }
 }
 
@@ -230,17 +260,33 @@ fn host_form(t: &Tensor, host: u64) -> Proof {
         (1..=MAX_ROWS).contains(&t.n) && (1..=MAX_DIM).contains(&t.k),
         || format!("tensor {} is [{}, {}]", t.name, t.n, t.k),
     )?;
-    let elements = u64::from(t.n) * u64::from(t.k);
+    ensure((1..=MAX_STACK).contains(&t.stack), || {
+        format!("tensor {} is a stack of {}", t.name, t.stack)
+    })?;
+    let stack = u64::from(t.stack);
+    let elements = stack * u64::from(t.n) * u64::from(t.k);
     match t.host {
         HostForm::Float { ty, at } => span(at, elements * ty.bytes(), host, &t.name),
         HostForm::Int8 { at, scales } => {
             span(at, elements, host, &t.name)?;
-            span(scales, u64::from(t.n) * 4, host, &t.name)
+            span(scales, stack * u64::from(t.n) * 4, host, &t.name)
         }
-        HostForm::Int4 { at } => span(at, int4::bytes(t.n as usize, t.k as usize), host, &t.name),
+        HostForm::Int4 { at } => {
+            let one = int4::bytes(t.n as usize, t.k as usize);
+            span(at, stack * one, host, &t.name)
+        }
     }?;
+    if let Some(tiles) = t.batch {
+        let (n, k) = (t.n.next_multiple_of(32), t.k.next_multiple_of(32));
+        let rows = stack * u64::from(n);
+        span(tiles.at, rows * u64::from(k), host, &t.name)?;
+        span(tiles.scales, rows * 4, host, &t.name)?;
+    }
     match &t.npu {
         Some(form) => {
+            ensure(t.stack == 1, || {
+                format!("{}: a stack of {} on the NPU", t.name, t.stack)
+            })?;
             let padded = u64::from(t.n.next_multiple_of(32));
             span(form.scales, padded * 4, host, &t.name)
         }

@@ -1,10 +1,13 @@
 //! The oracle: a naive float32 forward pass. Slow, short and obvious; none of the kernels.
 
+mod mixers;
+
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
+use mixers::{Delta, Routing, activate, sigmoid};
 use ndarray::{Array2, ArrayView2};
-use ork_formats::model::{Activation, Op, Rope};
+use ork_formats::model::{Op, Rope};
 
 /// A model with its weights widened to f32.
 pub struct Reference<'a> {
@@ -70,7 +73,8 @@ impl<'a> Reference<'a> {
 
     fn matrix(&self, id: u32) -> ArrayView2<'_, f32> {
         let t = &self.graph.tensors[id as usize];
-        ArrayView2::from_shape((t.n as usize, t.k as usize), &self.weights[id as usize])
+        let rows = t.stack as usize * t.n as usize;
+        ArrayView2::from_shape((rows, t.k as usize), &self.weights[id as usize])
             .expect("graph::build checked the shape")
     }
 
@@ -150,19 +154,65 @@ impl<'a> Reference<'a> {
                 );
             }
             Op::Glu { gate, up, out, act } => {
-                let act = match act {
-                    Activation::Silu => slots[gate as usize].mapv(|x| x / (1.0 + (-x).exp())),
-                    Activation::GeluTanh => slots[gate as usize].mapv(|x| {
-                        let u = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
-                        x / 2.0 * (1.0 + u.tanh())
-                    }),
-                };
-                slots[out as usize] = act * &slots[up as usize];
+                let gate = slots[gate as usize].mapv(|x| activate(act, x));
+                slots[out as usize] = gate * &slots[up as usize];
             }
             Op::Scale { x, scale } => slots[x as usize] *= scale,
             Op::Add { x, out, scale } => {
                 let sum = &slots[out as usize] + &(&slots[x as usize] * scale);
                 slots[out as usize] = sum;
+            }
+            Op::AddGated { x, gate, out } => {
+                let gate = slots[gate as usize].mapv(sigmoid);
+                let sum = &slots[out as usize] + &(&slots[x as usize] * &gate);
+                slots[out as usize] = sum;
+            }
+            Op::Conv { x, weight, out, .. } => {
+                slots[out as usize] = mixers::conv(&slots[x as usize], self.matrix(weight));
+            }
+            Op::Delta {
+                qkv,
+                a,
+                b,
+                a_log,
+                dt_bias,
+                out,
+                key_heads,
+                scale,
+                eps,
+                state,
+            } => {
+                let delta = Delta {
+                    a: &slots[a as usize],
+                    b: &slots[b as usize],
+                    a_log: &self.weights[a_log as usize],
+                    dt_bias: &self.weights[dt_bias as usize],
+                    key_heads: key_heads as usize,
+                    scale,
+                    eps,
+                };
+                let shape = self.graph.model.states[state as usize];
+                slots[out as usize] = mixers::delta(&slots[qkv as usize], shape, &delta);
+            }
+            Op::Moe {
+                x,
+                router,
+                gate,
+                up,
+                down,
+                out,
+                top,
+                renormalise,
+                act,
+            } => {
+                let routing = Routing {
+                    top: top as usize,
+                    renormalise,
+                    act,
+                };
+                let weights = [gate, up, down].map(|id| self.matrix(id));
+                let (x, router) = (&slots[x as usize], &slots[router as usize]);
+                slots[out as usize] = mixers::experts(x, router, weights, &routing);
             }
         }
     }
