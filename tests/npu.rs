@@ -302,3 +302,31 @@ fn many_cancelled_requests_leave_nothing() {
     drop(session);
     clean(&fake);
 }
+
+/// Recurrent layers and routed experts: the half-chunks hand their state over in order.
+#[test]
+fn hybrid_families_give_the_same_logits_on_both_drivers() {
+    for name in ["qwen3_next-bf16", "qwen3_5_moe-bf16"] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.orkpack");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+        let mut options = Options::new(source.join(name), path.clone());
+        options.chunk = Some(128);
+        compile::compile(&options).unwrap();
+        let ids: Vec<u32> = (0..150).map(|i| 3 + i * 31 % 500).collect();
+        let logits = |backend, hardware| {
+            let mut session = Session::open_on(&path, config(backend), hardware).unwrap();
+            session.logits_all(&ids).unwrap()
+        };
+        let want = logits(Backend::Cpu, Hardware::default());
+        assert!(logits(Backend::Sim, Hardware::default()) == want, "{name}");
+        for abi in [Abi::Rknpu, Abi::Rocket] {
+            let fake = Fake::new(Board::new(abi));
+            assert!(
+                logits(backend(abi), hardware(&fake)) == want,
+                "{name}, {abi:?}"
+            );
+            clean(&fake);
+        }
+    }
+}

@@ -37,8 +37,15 @@ fn quantize(x: &[f32], scale: f32, q: &mut [i8]) {
 /// `q` may be longer than `x`; the rest becomes zero (K padding). Returns s.
 pub fn quantize_row(x: &[f32], q: &mut [i8]) -> f32 {
     let scale = scale_of(x);
-    quantize(x, scale, q);
-    q[x.len()..].fill(0);
+    let (codes, padding) = q.split_at_mut(x.len());
+    let (whole, rest) = x.as_chunks::<GROUP>();
+    let (lines, tail) = codes.as_chunks_mut::<GROUP>();
+    for (x, q) in whole.iter().zip(lines) {
+        // The known length is what vectorises.
+        quantize(x, scale, q);
+    }
+    quantize(rest, scale, tail);
+    padding.fill(0);
     scale
 }
 

@@ -75,6 +75,8 @@ pub(crate) fn run(
     }
     let mut lanes = lanes(manifest, ids.len(), phase);
     let context = Context::new(pack, ids, position, phase);
+    engine.changed(0);
+    engine.changed(1);
     let mut flying = [None, None];
     let mut walk = || -> Result<()> {
         while lanes.iter().any(|l| l.next < manifest.model.ops.len()) {
@@ -137,12 +139,13 @@ fn advance(
         }) = matmul
         else {
             ops::apply(context, engine, (state, slots), op, &lane.rows);
+            engine.changed(lane.half);
             lane.next += 1;
             continue;
         };
         if flying[half].is_none() {
             let source = &slots.0[x as usize][context.span(x, &lane.rows)];
-            flying[half] = Some(engine.start(context.pack, weight, lane.half, source)?);
+            flying[half] = Some(engine.start(context.pack, weight, lane.half, (x, source))?);
             if engine.overlap {
                 return Ok(());
             }
@@ -156,6 +159,9 @@ fn advance(
         slots.0[out as usize] = target;
         finished?;
         flying[half] = None;
+        if out == x {
+            engine.changed(lane.half);
+        }
         lane.next += 1;
     }
     Ok(())

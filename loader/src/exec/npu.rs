@@ -6,7 +6,7 @@ use crate::device::jobs::Jobs;
 use crate::device::{Counters, Cpu, Device, Ended};
 use crate::error::{Error, Result};
 use crate::map::Pack;
-use ork_formats::model::{NpuForm, NpuPlan, Place, Program, Region, TensorId};
+use ork_formats::model::{NpuForm, NpuPlan, Place, Program, Region, Slot, TensorId};
 use ork_kernels as kernels;
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -39,7 +39,15 @@ pub(super) struct Pending {
     rows: u32,
     tensor: TensorId,
     /// Scale of each row.
-    scales: Vec<f32>,
+    scales: Arc<Vec<f32>>,
+}
+
+/// Quantised activations in the A buffers of one half: q, k and v read the same ones.
+struct Fed {
+    slot: Slot,
+    /// (K, K of a slice, slices, row class): the layout in the buffer.
+    layout: (u32, u32, u32, u32),
+    scales: Arc<Vec<f32>>,
 }
 
 /// The device, with the policy for lost answers: reset and resubmit once, then the CPU for the rest of
@@ -57,6 +65,8 @@ pub(crate) struct Engine {
     pub(crate) fallbacks: u64,
     /// One line for the person, said once a request.
     pub(crate) warning: Option<String>,
+    /// What each half's A buffers hold: (slot, geometry, scales of its rows), while it is current.
+    fed: [Option<Fed>; 2],
     /// Scales of a tensor's output channels are read once.
     channel_scales: Vec<Option<Arc<Vec<f32>>>>,
 }
@@ -78,6 +88,7 @@ impl Engine {
             times: Times::default(),
             fallbacks: 0,
             warning: None,
+            fed: [None, None],
             channel_scales: vec![None; pack.reader().manifest().tensors.len()],
         };
         if let Some(plan) = &pack.reader().manifest().npu {
@@ -98,6 +109,7 @@ impl Engine {
     pub(crate) fn begin(&mut self) {
         self.on_spare = false;
         self.retried = false;
+        self.fed = [None, None];
     }
 
     fn device(&mut self) -> &mut dyn Device {
@@ -107,13 +119,19 @@ impl Engine {
         }
     }
 
-    /// Quantises `x` `[rows, k]` into the A buffers of `half` and starts the job.
+    /// The rows of a half have changed somewhere: its A buffers may be stale.
+    pub(super) fn changed(&mut self, half: u32) {
+        self.fed[half as usize] = None;
+    }
+
+    /// Quantises `x` `[rows, k]`, the half's rows of `slot`, into the A buffers of `half` where they are
+    /// not there yet, and starts the job.
     pub(super) fn start(
         &mut self,
         pack: &Pack,
         tensor: TensorId,
         half: u32,
-        x: &[f32],
+        (slot, x): (Slot, &[f32]),
     ) -> Result<Pending> {
         let manifest = pack.reader().manifest();
         let plan = manifest.npu.as_ref().expect("asked for by the caller");
@@ -127,18 +145,26 @@ impl Engine {
                 t.name
             ))
         })?;
-        let sizes = (t.k as usize, self.jobs.get(job).rows as usize);
-        let mut times = self.times;
-        let scales = feed(
-            self.device(),
-            plan,
-            form,
-            half as usize,
-            x,
-            sizes,
-            &mut times,
-        );
-        self.times = times;
+        let class = self.jobs.get(job).rows;
+        let layout = (t.k, form.slice_k, form.k_slices, class);
+        let current = self.fed[half as usize].as_ref();
+        let current = current.filter(|fed| fed.slot == slot && fed.layout == layout);
+        let scales = match current {
+            Some(fed) => Arc::clone(&fed.scales),
+            None => {
+                let sizes = (t.k as usize, class as usize);
+                let mut times = self.times;
+                let device = self.device();
+                let scales = feed(device, plan, form, half as usize, x, sizes, &mut times);
+                self.times = times;
+                Arc::new(scales)
+            }
+        };
+        self.fed[half as usize] = Some(Fed {
+            slot,
+            layout,
+            scales: Arc::clone(&scales),
+        });
         let pending = Pending {
             job,
             rows,
@@ -397,6 +423,7 @@ fn feed(
                 .par_chunks_exact_mut(slice_k)
                 .zip(x.par_chunks_exact(k))
                 .zip(&mut scales)
+                .with_min_len(16)
                 .for_each(|((row, x), scale)| {
                     *scale = kernels::quantize_row(x, bytemuck::cast_slice_mut(row));
                 });
