@@ -188,6 +188,15 @@ impl Rknpu {
     }
 }
 
+impl Drop for Rknpu {
+    /// A doorbell rings before the kernel has put its job away. Blocking submits queue behind whatever is
+    /// left, so that no buffer is freed under it; the kernel bounds them.
+    fn drop(&mut self) {
+        // On the way out there is nothing to be done about a refusal.
+        let _ = self.warm_up();
+    }
+}
+
 impl Driver for Rknpu {
     fn name(&self) -> &'static str {
         "rknpu"

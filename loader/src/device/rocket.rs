@@ -159,6 +159,14 @@ impl Rocket {
     }
 }
 
+impl Drop for Rocket {
+    /// No buffer is freed under a job.
+    fn drop(&mut self) {
+        // On the way out there is nothing to be done about a hung device.
+        let _ = self.reset();
+    }
+}
+
 impl Driver for Rocket {
     fn name(&self) -> &'static str {
         "rocket"
