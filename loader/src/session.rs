@@ -312,12 +312,24 @@ impl Session {
             ..
         } = self;
         let position = now.ids.len();
+        // Only the device fails, and only prefill uses it.
+        let before = match phase {
+            Phase::Prefill => Some(now.state.recurrent.clone()),
+            Phase::Decode => None,
+        };
         let memory = (&mut now.state, slots);
         let done = pool.install(|| exec::run(pack, &mut **device, memory, ids, position, phase));
-        // Where it failed, some layers may have taken the tokens and others not.
         now.ids.extend(ids);
         if done.is_err() {
-            self.truncate(position);
+            // Some layers may have taken the tokens and others not.
+            match before {
+                Some(recurrent) => {
+                    now.state.truncate(position);
+                    now.state.recurrent = recurrent;
+                    now.ids.truncate(position);
+                }
+                None => _ = self.truncate(position),
+            }
         }
         done
     }
