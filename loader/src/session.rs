@@ -407,14 +407,27 @@ impl Session {
             stop,
             ..
         } = self;
-        let stop = stop.as_deref();
+        // A generated token is short, and whoever generates looks at the flag between two of them.
+        let stop = stop.as_deref().filter(|_| phase == Phase::Prefill);
         let position = now.ids.len();
+        // Only the device fails, and only prefill uses it.
+        let before = match phase {
+            Phase::Prefill => Some(now.state.recurrent.clone()),
+            Phase::Decode => None,
+        };
         let memory = (&mut now.state, slots);
         let done = pool.install(|| exec::run(pack, engine, memory, ids, position, phase, stop));
-        // Where it failed, some layers may have taken the tokens and others not.
         now.ids.extend(ids);
         if done.is_err() {
-            self.truncate(position);
+            // Some layers may have taken the tokens and others not.
+            match before {
+                Some(recurrent) => {
+                    now.state.truncate(position);
+                    now.state.recurrent = recurrent;
+                    now.ids.truncate(position);
+                }
+                None => _ = self.truncate(position),
+            }
         }
         done
     }
