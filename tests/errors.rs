@@ -2,16 +2,18 @@
 
 use ork_compiler::checkpoint::{Checkpoint, hub};
 use ork_compiler::compile::{self, Options};
+use ork_compiler::place::{Decode, Scheme};
 use ork_compiler::{against, error};
+use ork_fakenpu::{Abi, Config as Board, Fake, Fault};
 use ork_formats::model::Text;
 use ork_formats::pack::{HEADER_BYTES, Reader};
 use ork_loader::chat::{Answer, Message, Role, Template};
 use ork_loader::generate;
 use ork_loader::map::Pack;
 use ork_loader::perplexity::{self, Mode, Plan};
-use ork_loader::session::{Backend, Config, Session};
+use ork_loader::session::{Backend, Config, Hardware, Session};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 type Outcome = (u8, String);
 
@@ -280,6 +282,35 @@ fn produce_loader(id: &str) -> Option<Outcome> {
             std::fs::write(&path, bytes).unwrap();
             loaded(ork_loader::selftest::run(&path, Backend::Cpu, 1))
         }
+        "device-absent" => on_board(Board::new(Abi::None), Scheme::Quantised(Decode::Int4)),
+        "device-busy" => on_board(
+            Board::new(Abi::Rknpu).with(Fault::HeldBy(7)),
+            Scheme::Quantised(Decode::Int4),
+        ),
+        "device-old" => {
+            let mut board = Board::new(Abi::Rknpu);
+            board.version = 800;
+            on_board(board, Scheme::Quantised(Decode::Int4))
+        }
+        "device-memory" => on_board(
+            Board::new(Abi::Rknpu).with(Fault::NoMemoryAt(1)),
+            Scheme::Quantised(Decode::Int4),
+        ),
+        "device-address" => on_board(
+            Board::new(Abi::Rknpu).with(Fault::HighAddresses),
+            Scheme::Quantised(Decode::Int4),
+        ),
+        "device-submit" => on_board(
+            Board::new(Abi::Rknpu).with(Fault::RefuseSubmit(0)),
+            Scheme::Quantised(Decode::Int4),
+        ),
+        "device-lossless" => on_board(Board::new(Abi::Rknpu), Scheme::Lossless),
+        "snapshot-foreign" => {
+            let mut long = session(None).unwrap();
+            long.prefill(&[1; 9]).unwrap();
+            let mut short = session(Some(8)).unwrap();
+            loaded(short.restore(&long.snapshot()))
+        }
         "prompt-empty" => prefill(&[]),
         "id-range" => prefill(&[512]),
         "context-full" => prefill(&[1; 9]),
@@ -303,6 +334,25 @@ fn produce_loader(id: &str) -> Option<Outcome> {
         }
         _ => return None,
     })
+}
+
+/// Opens a pack on a fake board.
+fn on_board(board: Board, scheme: Scheme) -> Outcome {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.orkpack");
+    let mut options = Options::new(fixture(), path.clone());
+    options.scheme = scheme;
+    compile::compile(&options).unwrap();
+    let config = Config {
+        backend: Backend::Rknpu,
+        threads: 1,
+        ctx: None,
+    };
+    let hardware = Hardware {
+        kernel: Arc::new(Fake::new(board)),
+        ..Hardware::default()
+    };
+    loaded(Session::open_on(&path, config, hardware))
 }
 
 fn template(source: Option<&str>, messages: &[Message]) -> Outcome {
