@@ -164,6 +164,11 @@ fn produce_compiler(id: &str) -> Option<Outcome> {
                 "\"model_type\": \"zebra\"",
             );
         }),
+        "ram" => compile_changed(|_, options| options.max_ram = Some(1 << 20)),
+        "disk" => compiled(ork_compiler::room::check_disk(
+            Path::new("/m.orkpack"),
+            u64::MAX,
+        )),
         "tokenizer-frozen" => compile_changed(|c, _| {
             replace(
                 &c.join("tokenizer.json"),

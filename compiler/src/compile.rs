@@ -10,7 +10,7 @@ use crate::place::{Decode, Experts, Placed, Scheme, place};
 use crate::report::{Facts, Report};
 use crate::schedule::{Schedule, schedule};
 use crate::tile::{Halves, halves, tile};
-use crate::{text, verify};
+use crate::{room, text, verify};
 use indicatif::ProgressBar;
 use ork_caps::Caps;
 use ork_formats::model::{FloatType, Manifest, Model, Provenance, Tensor, Text};
@@ -42,6 +42,8 @@ pub struct Options {
     pub scheme: Scheme,
     /// What prefill multiplies routed experts with.
     pub experts: Experts,
+    /// Most bytes of memory to plan for; `None` is unlimited.
+    pub max_ram: Option<u64>,
     /// Threads; `None` takes one per CPU. Never changes the result.
     pub jobs: Option<usize>,
     /// Replace an existing pack.
@@ -65,6 +67,7 @@ impl Options {
             cores: None,
             scheme: Scheme::Quantised(Decode::Int4),
             experts: Experts::Int8,
+            max_ram: None,
             jobs: None,
             force: false,
             progress: ProgressBar::hidden(),
@@ -94,6 +97,8 @@ pub fn compile(options: &Options) -> Result<Report> {
         npu: memory.as_ref().map_or(0, |m| m.weight_bytes),
         host,
     };
+    room::check_memory(&graph, options.max_ram)?;
+    room::check_disk(&options.output, bulk.npu + bulk.host)?;
     let provenance = provenance(&checkpoint, &target, options);
     let mut manifest = manifest(&graph, tensors, memory, text, provenance, options.scheme);
     options

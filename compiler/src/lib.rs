@@ -15,6 +15,7 @@ pub mod programs;
 pub mod quantize;
 pub mod reference;
 pub mod report;
+pub mod room;
 pub mod schedule;
 pub mod text;
 pub mod tile;

@@ -187,6 +187,9 @@ pub fn write(
             }
         }
         progress.inc(rows.bytes());
+        for piece in &decl.pieces {
+            checkpoint.release(&piece.of);
+        }
     }
     npu.pad(&mut writer, bulk.npu)?;
     host.pad(&mut writer, bulk.host)?;

@@ -18,7 +18,7 @@ pub use tensor::Tensor;
 
 use crate::error::{Error, Result};
 use declared::Quantisation;
-use quantised::Unit;
+use quantised::{Unit, module};
 use serde_json::Value;
 use shards::{Shard, Stored};
 use std::collections::BTreeMap;
@@ -186,6 +186,20 @@ impl Checkpoint {
     pub(crate) fn compare_declared<'a>(&self, tensors: impl Iterator<Item = &'a Tensor<'a>>) {
         for text in self.quantisation.conflicts(tensors) {
             self.warn(text);
+        }
+    }
+
+    /// A tensor is done with: its pages, and those of what stands beside it, may leave memory.
+    pub(crate) fn release(&self, name: &str) {
+        let beside = self
+            .index
+            .range(module(name).to_string()..)
+            .take_while(|(other, _)| other.starts_with(module(name)))
+            .map(|(other, _)| other.as_str());
+        for name in beside {
+            if let Some((shard, inner)) = self.index.get(name) {
+                self.shards[*shard].release(inner);
+            }
         }
     }
 

@@ -8,6 +8,9 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+/// Bytes hashed between two releases of pages.
+const PIECE: usize = 16 << 20;
+
 /// One mapped file.
 pub(super) struct Shard {
     path: PathBuf,
@@ -134,12 +137,40 @@ impl Shard {
         })
     }
 
+    /// Name and hash of the file, read a piece at a time so that it is never in memory as a whole.
     pub(super) fn source(&self) -> (String, [u8; 32]) {
+        let mut hasher = blake3::Hasher::new();
+        for (i, piece) in self.map.chunks(PIECE).enumerate() {
+            hasher.update(piece);
+            self.forget(i * PIECE, piece.len());
+        }
         let name = self.path.file_name().unwrap_or_default();
         (
             name.to_string_lossy().into_owned(),
-            *blake3::hash(&self.map).as_bytes(),
+            *hasher.finalize().as_bytes(),
         )
+    }
+
+    /// The pages of a tensor are not needed for now.
+    pub(super) fn release(&self, name: &str) {
+        if let Some(info) = self.metadata.info(name) {
+            let (from, to) = info.data_offsets;
+            self.forget(self.data + from, to - from);
+        }
+    }
+
+    /// Advice only: dropped pages come back from the file.
+    fn forget(&self, from: usize, len: usize) {
+        #[cfg(unix)]
+        {
+            // SAFETY: the mapping is of a file and read-only, so that nothing is lost with its pages.
+            let _ = unsafe {
+                self.map
+                    .unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, from, len)
+            };
+        }
+        #[cfg(not(unix))]
+        let _ = (from, len);
     }
 }
 

@@ -42,6 +42,9 @@ pub(crate) struct CompileArgs {
     /// What prefill multiplies routed experts with
     #[arg(long, value_enum, default_value = "int8", conflicts_with = "lossless")]
     expert_prefill: ExpertArg,
+    /// Refuse a compile that would need more memory, in MiB
+    #[arg(long, value_name = "MIB")]
+    max_ram: Option<u64>,
     /// Threads; never changes the result [default: one per CPU]
     #[arg(long)]
     jobs: Option<usize>,
@@ -101,6 +104,7 @@ pub(crate) fn run(args: CompileArgs) -> Result<()> {
             ExpertArg::Int8 => Experts::Int8,
             ExpertArg::Int4 => Experts::Decode,
         },
+        max_ram: args.max_ram.map(|mib| mib << 20),
         jobs: args.jobs,
         force: args.force,
         progress: progress(args.quiet),
