@@ -8,15 +8,23 @@ use std::sync::OnceLock;
 
 fn pack() -> &'static [u8] {
     static PACK: OnceLock<Vec<u8>> = OnceLock::new();
-    PACK.get_or_init(|| {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("m.orkpack");
-        let mut options = Options::new(root.join("tests/data/llama-bf16"), path.clone());
-        options.chunk = Some(64);
-        compile::compile(&options).unwrap();
-        std::fs::read(path).unwrap()
-    })
+    PACK.get_or_init(|| compiled("llama-bf16"))
+}
+
+/// Recurrent layers and experts.
+fn hybrid() -> &'static [u8] {
+    static PACK: OnceLock<Vec<u8>> = OnceLock::new();
+    PACK.get_or_init(|| compiled("qwen3_next-bf16"))
+}
+
+fn compiled(fixture: &str) -> Vec<u8> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.orkpack");
+    let mut options = Options::new(root.join(fixture), path.clone());
+    options.chunk = Some(64);
+    compile::compile(&options).unwrap();
+    std::fs::read(path).unwrap()
 }
 
 struct Random(u64);
@@ -159,7 +167,10 @@ fn forged_streams_and_relocations_are_refused() {
 
 /// Re-encodes a changed manifest with every hash and length made right.
 fn forge_manifest(change: impl FnOnce(&mut Manifest)) -> PackError {
-    let good = pack();
+    forge_manifest_of(pack(), change).expect_err("the forged manifest passed")
+}
+
+fn forge_manifest_of(good: &[u8], change: impl FnOnce(&mut Manifest)) -> Result<(), PackError> {
     let reader = Reader::parse(good).unwrap();
     let mut manifest = reader.manifest().clone();
     change(&mut manifest);
@@ -176,10 +187,7 @@ fn forge_manifest(change: impl FnOnce(&mut Manifest)) -> PackError {
     bytes[row + 32..row + 64].copy_from_slice(blake3::hash(&stored).as_bytes());
     bytes[16..24].copy_from_slice(&total.to_le_bytes());
     sign_header(&mut bytes);
-    match Reader::parse(&bytes) {
-        Err(error) => error,
-        Ok(_) => panic!("the forged manifest passed"),
-    }
+    Reader::parse(&bytes).map(drop)
 }
 
 /// One forged manifest per rule; each must be refused with words that name what is wrong.
@@ -299,6 +307,101 @@ fn forged_manifests_are_refused() {
         matches!(moved, PackError::Model(_) | PackError::Reloc { .. }),
         "{moved}"
     );
+}
+
+/// The rules of recurrent layers and experts, one forgery each.
+#[test]
+fn forged_states_and_experts_are_refused() {
+    type Forgery = (&'static str, fn(&mut Manifest));
+    /// Changes every op of one kind.
+    macro_rules! ops {
+        ($kind:ident { $($field:ident),+ } => $change:expr) => {
+            |m: &mut Manifest| {
+                for op in &mut m.model.ops {
+                    if let Op::$kind { $($field,)+ .. } = op {
+                        $change;
+                    }
+                }
+            }
+        };
+    }
+    let cases: &[Forgery] = &[
+        ("state of", |m| m.model.states[0].rows = 0),
+        ("state of", |m| m.model.states[1].width = u32::MAX),
+        ("states of", |m| m.model.states[1].heads = 1 << 20),
+        ("state 0 serves", ops!(Conv { state } => *state = 2)),
+        ("state 99 of", ops!(Delta { state } => *state = 99)),
+        ("heads of a convolution", |m| m.model.states[0].heads = 2),
+        ("channels", |m| m.model.states[0].width /= 2),
+        ("in place", ops!(Conv { x, out } => *out = *x)),
+        ("the op needs", |m| m.model.states[0].rows = 4),
+        ("channels out", ops!(Conv { out } => *out = 0)),
+        ("0 key heads", ops!(Delta { key_heads } => *key_heads = 0)),
+        ("3 key heads", ops!(Delta { key_heads } => *key_heads = 3)),
+        ("q, k and v", ops!(Delta { key_heads } => *key_heads = 1)),
+        ("width of a", ops!(Delta { a } => *a = 0)),
+        ("width of b", ops!(Delta { b } => *b = 0)),
+        ("of the delta rule", ops!(Delta { out } => *out = 3)),
+        ("eps", ops!(Delta { eps } => *eps = f32::NAN)),
+        ("eps", ops!(Delta { eps } => *eps = -1.0)),
+        ("scale", ops!(Delta { scale } => *scale = f32::INFINITY)),
+        ("the op needs", ops!(Delta { a_log } => *a_log = 0)),
+        ("the op needs", ops!(Delta { dt_bias } => *dt_bias = 0)),
+        ("0 of 8 experts", ops!(Moe { top } => *top = 0)),
+        ("9 of 8 experts", ops!(Moe { top } => *top = 9)),
+        ("experts over", ops!(Moe { x, out } => *out = *x)),
+        (
+            "the op needs 8 times",
+            ops!(Moe { gate, down } => *gate = *down),
+        ),
+        (
+            "the op needs 8 times",
+            ops!(Moe { gate, down } => *down = *gate),
+        ),
+        ("the op needs", ops!(Moe { up } => *up = 0)),
+        ("the op needs", ops!(Moe { router } => *router = 0)),
+        (
+            "width of the gate",
+            ops!(AddGated { gate, x } => *gate = *x),
+        ),
+        ("gated by", ops!(AddGated { x, out } => *out = *x)),
+        ("addends", ops!(AddGated { x, gate } => *x = *gate)),
+        ("8 times", |m| {
+            let stack = m.tensors.iter().position(|t| t.stack == 8).unwrap();
+            let other = m.tensors.iter().position(|t| t.npu.is_some()).unwrap();
+            for op in &mut m.model.ops {
+                if let Op::Linear { weight, .. } = op
+                    && *weight == other as u32
+                {
+                    *weight = stack as u32;
+                }
+            }
+        }),
+        ("a stack of 0", |m| m.tensors[0].stack = 0),
+        ("a stack of", |m| m.tensors[0].stack = u32::MAX),
+        ("its shape needs", |m| m.tensors[0].stack = 2),
+        ("without an int8 form", |m| {
+            let t = m.tensors.iter_mut().find(|t| t.batch.is_some());
+            t.unwrap().batch = None;
+        }),
+        ("its shape needs", |m| {
+            let t = m.tensors.iter_mut().find_map(|t| t.batch.as_mut());
+            t.unwrap().at.bytes -= 64;
+        }),
+        ("its shape needs", |m| {
+            let t = m.tensors.iter_mut().find_map(|t| t.batch.as_mut());
+            t.unwrap().scales.bytes -= 4;
+        }),
+        ("exceed the host", |m| {
+            let t = m.tensors.iter_mut().find_map(|t| t.batch.as_mut());
+            t.unwrap().at.offset = !63;
+        }),
+    ];
+    for (word, change) in cases {
+        let error = forge_manifest_of(hybrid(), change).expect_err(word);
+        assert!(matches!(error, PackError::Model(_)), "{word}: {error}");
+        assert!(error.to_string().contains(word), "{word:?} not in: {error}");
+    }
 }
 
 /// Reserved header bytes are zero, whatever the checksum says.

@@ -1,6 +1,6 @@
 //! Checkpoints: mutated safetensors headers and configs are refused in one line, or indexed truly.
 
-use super::{Source, assert_one_line, metered, mutate, safetensors, small_checkpoint};
+use super::{Source, assert_one_line, metered, mutate, one_layer, safetensors};
 use ork_compiler::checkpoint::Checkpoint;
 use ork_compiler::graph;
 use serde_json::Value;
@@ -20,7 +20,7 @@ const NAMES: [&str; 4] = [
 /// Mutates both files, opens the folder and builds the graph.
 pub fn check(bytes: &[u8]) {
     static HONEST: OnceLock<Vec<(Value, Value, Vec<u8>)>> = OnceLock::new();
-    let honest = HONEST.get_or_init(|| NAMES.map(small_checkpoint).into());
+    let honest = HONEST.get_or_init(|| NAMES.map(one_layer).into());
     let source = &mut Source(bytes);
     let (header, config, data) = &honest[source.below(NAMES.len())];
     let (mut header, mut config) = (header.clone(), config.clone());

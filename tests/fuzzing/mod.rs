@@ -172,25 +172,30 @@ pub fn assert_one_line(error: &impl std::fmt::Display) {
     assert!(!text.chars().any(char::is_control), "{text:?}");
 }
 
-/// A test checkpoint cut to its first layer: header, config, data.
-pub fn small_checkpoint(name: &str) -> (Value, Value, Vec<u8>) {
-    let dir = data_dir().with_file_name(name);
-    let file = std::fs::read(dir.join("model.safetensors")).expect("the test checkpoint");
-    let length = u64::from_le_bytes(file[..8].try_into().expect("8 bytes")) as usize;
-    let header: Value = serde_json::from_slice(&file[8..8 + length]).expect("a header");
+/// Any test checkpoint cut to its first layer: header, config, data.
+pub fn one_layer(fixture: &str) -> (Value, Value, Vec<u8>) {
+    let dir = data_of(fixture);
     let (mut small, mut data) = (serde_json::Map::new(), Vec::new());
-    for (name, tensor) in header.as_object().expect("an object") {
-        let later = name.starts_with("model.layers.") && !name.starts_with("model.layers.0.");
-        let Some(offsets) = tensor["data_offsets"].as_array().filter(|_| !later) else {
+    for file in ["", "-00001-of-00002", "-00002-of-00002"] {
+        let Ok(file) = std::fs::read(dir.join(format!("model{file}.safetensors"))) else {
             continue;
         };
-        let [from, to] = [0, 1].map(|i| offsets[i].as_u64().expect("an offset") as usize);
-        let mut tensor = tensor.clone();
-        let start = data.len();
-        data.extend_from_slice(&file[8 + length..][from..to]);
-        tensor["data_offsets"] = serde_json::json!([start, data.len()]);
-        small.insert(name.clone(), tensor);
+        let length = u64::from_le_bytes(file[..8].try_into().expect("8 bytes")) as usize;
+        let header: Value = serde_json::from_slice(&file[8..8 + length]).expect("a header");
+        for (name, tensor) in header.as_object().expect("an object") {
+            let later = name.starts_with("model.layers.") && !name.starts_with("model.layers.0.");
+            let Some(offsets) = tensor["data_offsets"].as_array().filter(|_| !later) else {
+                continue;
+            };
+            let [from, to] = [0, 1].map(|i| offsets[i].as_u64().expect("an offset") as usize);
+            let mut tensor = tensor.clone();
+            let start = data.len();
+            data.extend_from_slice(&file[8 + length..][from..to]);
+            tensor["data_offsets"] = serde_json::json!([start, data.len()]);
+            small.insert(name.clone(), tensor);
+        }
     }
+    assert!(!small.is_empty(), "no weights in {}", dir.display());
     let config = std::fs::read(dir.join("config.json")).expect("its config");
     let mut config: Value = serde_json::from_slice(&config).expect("JSON");
     config["num_hidden_layers"] = 1.into();
@@ -202,13 +207,13 @@ pub fn safetensors(header: &[u8], data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header, data].concat()
 }
 
-/// The folder of the test checkpoint's other files.
-pub fn data_dir() -> std::path::PathBuf {
+/// The folder of a test checkpoint.
+pub fn data_of(fixture: &str) -> std::path::PathBuf {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     // The fuzz workspace sits one folder below the root package.
-    let near = root.join("tests/data/llama-bf16");
+    let near = root.join("tests/data").join(fixture);
     match near.exists() {
         true => near,
-        false => root.join("../tests/data/llama-bf16"),
+        false => root.join("../tests/data").join(fixture),
     }
 }

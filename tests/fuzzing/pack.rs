@@ -1,6 +1,6 @@
 //! Packs: a forger who makes every hash right is refused, or has written a pack that runs.
 
-use super::{Source, assert_one_line, metered, mutate, safetensors, small_checkpoint};
+use super::{Source, assert_one_line, metered, mutate, one_layer, safetensors};
 use ork_compiler::compile::{self, Options};
 use ork_formats::model::Manifest;
 use ork_formats::pack::{ALIGN, HEADER_BYTES, Kind, Reader};
@@ -19,35 +19,38 @@ struct Honest {
     manifest: Value,
 }
 
-fn honest() -> &'static Honest {
-    static HONEST: OnceLock<Honest> = OnceLock::new();
-    HONEST.get_or_init(|| {
-        let (header, config, data) = small_checkpoint("llama-bf16");
-        let dir = tempfile::tempdir().expect("a temporary folder");
-        for name in ["tokenizer.json", "tokenizer_config.json"] {
-            std::fs::copy(super::data_dir().join(name), dir.path().join(name)).expect("copied");
-        }
-        let shard = safetensors(header.to_string().as_bytes(), &data);
-        std::fs::write(dir.path().join("model.safetensors"), shard).expect("written");
-        std::fs::write(dir.path().join("config.json"), config.to_string()).expect("written");
-        let path = dir.path().join("m.orkpack");
-        let mut options = Options::new(dir.path().to_path_buf(), path.clone());
-        options.chunk = Some(64);
-        compile::compile(&options).expect("the honest pack");
-        let file = std::fs::read(path).expect("written above");
-        let reader = Reader::parse(&file).expect("an honest pack parses");
-        let range =
-            |s: &ork_formats::pack::Section| s.offset as usize..(s.offset + s.stored) as usize;
-        Honest {
-            sections: reader
-                .sections()
-                .iter()
-                .map(|s| file[range(s)].to_vec())
-                .collect(),
-            header: file[..HEADER_BYTES].to_vec(),
-            manifest: serde_json::to_value(reader.manifest()).expect("plain data"),
-        }
-    })
+/// One layer of attention and dense MLP; one of a delta net and experts.
+fn honest() -> &'static [Honest; 2] {
+    static HONEST: OnceLock<[Honest; 2]> = OnceLock::new();
+    HONEST.get_or_init(|| ["llama-bf16", "qwen3_next-bf16"].map(compiled))
+}
+
+fn compiled(fixture: &str) -> Honest {
+    let (header, config, data) = one_layer(fixture);
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        let from = super::data_of(fixture).join(name);
+        std::fs::copy(from, dir.path().join(name)).expect("copied");
+    }
+    let shard = safetensors(header.to_string().as_bytes(), &data);
+    std::fs::write(dir.path().join("model.safetensors"), shard).expect("written");
+    std::fs::write(dir.path().join("config.json"), config.to_string()).expect("written");
+    let path = dir.path().join("m.orkpack");
+    let mut options = Options::new(dir.path().to_path_buf(), path.clone());
+    options.chunk = Some(64);
+    compile::compile(&options).expect("the honest pack");
+    let file = std::fs::read(path).expect("written above");
+    let reader = Reader::parse(&file).expect("an honest pack parses");
+    let range = |s: &ork_formats::pack::Section| s.offset as usize..(s.offset + s.stored) as usize;
+    Honest {
+        sections: reader
+            .sections()
+            .iter()
+            .map(|s| file[range(s)].to_vec())
+            .collect(),
+        header: file[..HEADER_BYTES].to_vec(),
+        manifest: serde_json::to_value(reader.manifest()).expect("plain data"),
+    }
 }
 
 /// Mutates the manifest, the sections and the header, signs everything again, parses and runs.
@@ -130,7 +133,7 @@ pub fn examine(file: &[u8]) {
 }
 
 fn forge(source: &mut Source<'_>) -> Option<Vec<u8>> {
-    let honest = honest();
+    let honest = &honest()[source.below(2)];
     let mut sections = honest.sections.clone();
     let mut manifest = honest.manifest.clone();
     for _ in 0..source.below(4) {
