@@ -27,7 +27,7 @@ fn every_job_gives_the_same_int32_blocks() {
             }
         }
     }
-    let jobs = Jobs::new(pack.reader().manifest());
+    let jobs = Jobs::new(pack.reader());
     let mut blocks = 0;
     for (id, job) in jobs.iter().enumerate() {
         for device in &mut devices {

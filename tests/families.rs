@@ -1,5 +1,8 @@
 //! Every supported family against mlx-lm's float32 references, from checkpoint to logits.
 
+mod fixtures;
+
+use fixtures::{FIXTURES, fixture};
 use ork_compiler::checkpoint::Checkpoint;
 use ork_compiler::compile::{self, Options};
 use ork_compiler::graph;
@@ -8,37 +11,6 @@ use ork_compiler::reference::Reference;
 use ork_loader::session::{Backend, Config, Session};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
-
-const FIXTURES: [&str; 22] = [
-    "llama-bf16",
-    "qwen2-f32",
-    "qwen3-bf16",
-    "qwen3-f16-sharded",
-    "smollm3-bf16",
-    "granite-bf16",
-    "phi3-f16",
-    "gemma3-bf16",
-    "qwen3-affine4-g64",
-    "qwen3-affine8-g32",
-    "qwen3-mxfp4",
-    "qwen3-mxfp8",
-    "qwen3-nvfp4",
-    "qwen3-fp8-hf",
-    "qwen3_moe-bf16",
-    "qwen3_next-bf16",
-    "qwen3_5-bf16",
-    "qwen3_5-hf-layout",
-    "qwen3_5_moe-bf16",
-    "qwen3_5_moe-affine4",
-    "qwen3_next-affine4",
-    "qwen3_next-mxfp4",
-];
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/data")
-        .join(name)
-}
 
 struct Expected {
     prompt: Vec<u32>,

@@ -58,11 +58,8 @@ fn write(dir: &Path, config: &Value, tensors: &Tensors) {
 
 const IDS: [u32; 9] = [5, 17, 99, 400, 3, 3, 250, 77, 8];
 
-/// Logits of the fixture after `change`, and what was skipped.
-fn logits(
-    name: &str,
-    change: impl FnOnce(&mut Value, &mut Tensors),
-) -> (Vec<f32>, Vec<(&'static str, usize)>) {
+/// Logits of the fixture after `change`, and what it warned of.
+fn logits(name: &str, change: impl FnOnce(&mut Value, &mut Tensors)) -> (Vec<f32>, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let (mut config, mut tensors) = read(name);
     change(&mut config, &mut tensors);
@@ -70,7 +67,7 @@ fn logits(
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let graph = graph::build(&checkpoint).unwrap();
     let reference = Reference::new(&checkpoint, &graph).unwrap();
-    (reference.forward(&IDS).unwrap(), graph.skipped)
+    (reference.forward(&IDS).unwrap(), checkpoint.warnings())
 }
 
 fn refused(name: &str, change: impl FnOnce(&mut Value, &mut Tensors)) -> String {
@@ -193,7 +190,9 @@ fn raw_and_converted_delta_nets_agree() {
         let off = want.iter().zip(&have).map(|(a, b)| (a - b).abs());
         let off = off.fold(0.0, f32::max);
         assert!(off < 1e-4, "{name}: {off}");
-        assert_eq!(skipped, [("model.visual.", 2), ("mtp.", 1)]);
+        assert!(skipped[0].starts_with("2 model.visual.* tensors"));
+        assert!(skipped[1].starts_with("1 mtp.* tensors"));
+        assert_eq!(skipped.len(), 2);
         // A converted checkpoint that kept its mtp tensors is still a converted one.
         let kept = |_: &mut Value, t: &mut Tensors| {
             let extra = t.values().next().unwrap().clone();

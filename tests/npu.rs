@@ -220,7 +220,7 @@ fn auto_says_what_it_picked_and_why() {
         let fake = Fake::new(board);
         let opened = Session::open_on(&pack(3), config(Backend::Auto), hardware(&fake));
         let session = opened.unwrap();
-        let why = session.picked().unwrap().to_string();
+        let why = session.picked().unwrap().why.clone();
         (session.backend(), why)
     };
     assert_eq!(picked(Board::new(Abi::Rknpu)).0, "rknpu");

@@ -1,6 +1,9 @@
 //! Tokenizers and chat templates against Hugging Face: the cases that transformers wrote, and random
 //! strings through its own `tokenizers` crate, which shares no code with ours.
 
+mod fixtures;
+
+use fixtures::{FIXTURES, fixture};
 use ork_compiler::compile::{self, Options};
 use ork_compiler::place::Scheme;
 use ork_loader::chat::{Answer, Message, Role, Template};
@@ -9,37 +12,8 @@ use ork_loader::tokenizer::Tokenizer;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-const FIXTURES: [&str; 22] = [
-    "llama-bf16",
-    "qwen2-f32",
-    "qwen3-bf16",
-    "qwen3-f16-sharded",
-    "smollm3-bf16",
-    "granite-bf16",
-    "phi3-f16",
-    "gemma3-bf16",
-    "qwen3-affine4-g64",
-    "qwen3-affine8-g32",
-    "qwen3-mxfp4",
-    "qwen3-mxfp8",
-    "qwen3-nvfp4",
-    "qwen3-fp8-hf",
-    "qwen3_moe-bf16",
-    "qwen3_next-bf16",
-    "qwen3_5-bf16",
-    "qwen3_5-hf-layout",
-    "qwen3_5_moe-bf16",
-    "qwen3_5_moe-affine4",
-    "qwen3_next-affine4",
-    "qwen3_next-mxfp4",
-];
-
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn fixture(name: &str) -> PathBuf {
-    root().join("tests/data").join(name)
 }
 
 fn session(checkpoint: &Path) -> Session {

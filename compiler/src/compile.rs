@@ -125,7 +125,6 @@ pub fn compile(options: &Options) -> Result<Report> {
             hash: Some(written.hash),
             file_bytes: std::fs::metadata(&options.output).map(|m| m.len()).ok(),
             seconds: Some(started.elapsed().as_secs_f64()),
-            skipped: graph.skipped,
             provenance: false,
             warnings: checkpoint.warnings(),
         },

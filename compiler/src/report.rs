@@ -28,8 +28,6 @@ pub struct Report {
     pub host_tensors: Vec<(&'static str, usize)>,
     /// (tensors, bytes) of the int8 copies that prefill multiplies experts with.
     pub expert_copies: (usize, u64),
-    /// (prefix, number) of the checkpoint's tensors that are no part of the language model.
-    pub skipped: Vec<(&'static str, usize)>,
     /// Bytes of the host section.
     pub host_bytes: u64,
     /// (region, bytes) of the IOVA window.
@@ -73,8 +71,6 @@ pub struct Facts {
     pub file_bytes: Option<u64>,
     /// Wall-clock time.
     pub seconds: Option<f64>,
-    /// (prefix, number) of the checkpoint's tensors that were skipped.
-    pub skipped: Vec<(&'static str, usize)>,
     /// Show where the pack came from.
     pub provenance: bool,
     /// What was odd about the checkpoint.
@@ -112,7 +108,6 @@ impl Report {
                 .fold((0, 0), |(n, bytes), t| {
                     (n + 1, bytes + t.at.bytes + t.scales.bytes)
                 }),
-            skipped: facts.skipped,
             host_bytes: facts.host_bytes,
             regions: REGIONS
                 .iter()
@@ -189,14 +184,6 @@ impl fmt::Display for Report {
         if let (tensors @ 1.., bytes) = self.expert_copies {
             let text = format!("{tensors} int8 for prefill, {}", mib(bytes));
             line("Experts twice", text)?;
-        }
-        if !self.skipped.is_empty() {
-            let list: Vec<_> = self
-                .skipped
-                .iter()
-                .map(|(prefix, n)| format!("{n} {prefix}*"))
-                .collect();
-            line("Skipped tensors", list.join(", "))?;
         }
         line("Host bytes", mib(self.host_bytes))?;
         for (name, bytes) in &self.regions {

@@ -85,14 +85,6 @@ fn mlx_vectors_decode_to_the_bit_at_any_address() {
             let want = c.tensor(&format!("{name}.dequant_f32"), 256).unwrap();
             assert_eq!(tensor.shape, [8, 256]);
             assert_eq!(bits(&tensor.values()), bits(&want.values()), "{name}");
-            let rows = c
-                .read_f32_rows(&format!("{name}.weight"), 256, 3..5)
-                .unwrap();
-            assert_eq!(
-                bits(&rows),
-                bits(&want.values()[3 * 256..5 * 256]),
-                "{name}"
-            );
             count.set(count.get() + 1);
         });
         assert_eq!(count.get(), 58);

@@ -205,3 +205,58 @@ fn an_n_of_zero_is_named() {
     let found = lint::program(&words, &RK3588, false);
     assert_eq!(found, [Finding::NGranule { n: 0, granule: 32 }]);
 }
+
+/// Output is int32, data int8, every post-processing unit bypassed: no other mode passes, and a register
+/// without a meaning here stays 0.
+#[test]
+fn modes_and_precisions_are_fixed() {
+    let good = regcmd::build(&tile(1, 512, 32), false);
+    for register in [
+        reg::DATA_FORMAT,
+        reg::CONV_CON1,
+        reg::FEATURE_MODE_CFG,
+        reg::CORE_MISC_CFG,
+        reg::BS_CFG,
+        reg::EW_CFG,
+        reg::SURFACE_ADD,
+        reg::OFFSET_PEND,
+        reg::BN_ALU,
+    ] {
+        let mut bad = good;
+        patch(&mut bad, register, 0x12);
+        let found = lint::program(&bad, &RK3588, false);
+        let Some(entry) = regcmd::TEMPLATE.iter().position(|r| *r == register) else {
+            panic!("{} is in no template", register.name);
+        };
+        let was = good[entry].value();
+        // Once for each time the template writes it.
+        let want = Finding::Fixed(register.name, 0x12, was);
+        assert!(
+            !found.is_empty() && found.iter().all(|f| *f == want),
+            "{found:?}"
+        );
+    }
+}
+
+/// A lone task keeps its amount entry, a linked one has both; nothing else may stand in the tail.
+#[test]
+fn the_tail_has_one_of_two_forms() {
+    for chained in [false, true] {
+        let good = regcmd::build(&tile(1, 512, 32), chained);
+        assert_eq!(lint::program(&good, &RK3588, chained), []);
+        let other = lint::program(&good, &RK3588, !chained);
+        assert!(
+            matches!(other[..], [Finding::Tail(..), Finding::Tail(..)]),
+            "{other:?}"
+        );
+        for entry in REGS..WORDS {
+            let mut bad = good;
+            bad[entry] = Word(bad[entry].0 ^ 1 << 48);
+            let found = lint::program(&bad, &RK3588, chained);
+            assert!(
+                matches!(found[..], [Finding::Tail(at, ..)] if at == entry),
+                "{found:?}"
+            );
+        }
+    }
+}

@@ -54,7 +54,7 @@ pub fn run(path: &Path, backend: Backend, threads: usize) -> Result<Checked> {
     }
     let mut blocks = 0;
     if let Some(plan) = &reader.manifest().npu {
-        let jobs = Arc::new(Jobs::new(reader.manifest()));
+        let jobs = Arc::new(Jobs::new(reader));
         let mut devices: Vec<Box<dyn Device>> = vec![
             Box::new(Sim::new(&pack, threads)),
             Box::new(Cpu::new(&pack)),

@@ -3,7 +3,7 @@
 use crate::cpu::linear;
 use crate::device::jobs::Jobs;
 use crate::device::uapi::{kernel::Kernel, linux};
-use crate::device::{self, Counters, Options};
+use crate::device::{self, Counters, Options, Picked};
 use crate::error::{Error, Result};
 pub use crate::exec::Times;
 use crate::exec::{self, Engine, Phase, Slots};
@@ -85,7 +85,7 @@ pub struct Session {
     /// Before the pack: jobs in flight end before the map goes.
     engine: Engine,
     pack: Pack,
-    picked: Option<String>,
+    picked: Option<Picked>,
     stop: Option<Arc<AtomicBool>>,
     pool: rayon::ThreadPool,
     slots: Slots,
@@ -149,7 +149,7 @@ impl Session {
             .num_threads(threads)
             .build()
             .map_err(|e| Error::Failed(format!("cannot start {threads} threads: {e}")))?;
-        let jobs = Arc::new(Jobs::new(manifest));
+        let jobs = Arc::new(Jobs::new(pack.reader()));
         hardware.options.threads = threads;
         let (device, picked) = device::open(
             &hardware.kernel,
@@ -206,8 +206,14 @@ impl Session {
 
     /// What [`Backend::Auto`] chose and why.
     #[must_use]
-    pub fn picked(&self) -> Option<&str> {
-        self.picked.as_deref()
+    pub fn picked(&self) -> Option<&Picked> {
+        self.picked.as_ref()
+    }
+
+    /// Whether real hardware is in use, which outlives a process that is killed.
+    #[must_use]
+    pub fn on_hardware(&self) -> bool {
+        self.engine.is_hardware()
     }
 
     /// One line about trouble with the device since the last call.
@@ -254,14 +260,14 @@ impl Session {
         self.now.clone()
     }
 
-    /// Makes the sequence what it was at `snapshot`, which this session took.
+    /// Makes the sequence what it was at `snapshot`.
     ///
     /// # Errors
     /// [`Error::Usage`] for a snapshot of a session over another model.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         if !self.now.state.fits(&snapshot.state) || self.context < snapshot.ids.len() {
             return Err(Error::Usage(format!(
-                "a snapshot of {} tokens of another model or context, this session has {}; take one of this session",
+                "a snapshot of {} tokens of another model or context, here are {}; take one of the same pack",
                 snapshot.ids.len(),
                 self.context
             )));

@@ -22,7 +22,6 @@ use quantised::{Unit, module};
 use serde_json::Value;
 use shards::{Shard, Stored};
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -151,21 +150,6 @@ impl Checkpoint {
                 "{dir}: tensor {name} is missing; the download is incomplete or of another family"
             ),
         })
-    }
-
-    /// Rows `rows` of a tensor of `columns` columns, decoded, refused when a value is not finite.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::tensor`], and [`Error::Input`] naming the first NaN or infinity.
-    pub fn read_f32_rows(
-        &self,
-        name: &str,
-        columns: usize,
-        rows: Range<usize>,
-    ) -> Result<Vec<f32>> {
-        let tensor = self.tensor(name, columns)?.part(rows)?;
-        tensor.check_finite()?;
-        Ok(tensor.values())
     }
 
     /// Notes what is odd but no reason to stop.

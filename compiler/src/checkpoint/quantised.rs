@@ -116,7 +116,7 @@ impl<'a> Unit<'a, '_> {
         Ok(Tensor {
             name: self.name.to_string(),
             file: self.file.clone(),
-            rows: 0..count / self.k.max(1),
+            rows: count / self.k.max(1),
             columns: self.k,
             shape,
             form,

@@ -8,9 +8,8 @@ use crate::error::{Error, Result};
 use half::{bf16, f16};
 use ork_formats::model::FloatType;
 use rayon::prelude::*;
-use std::ops::Range;
 
-/// A tensor, or a range of its rows. Leading dimensions (experts) are more rows.
+/// Leading dimensions (experts) are more rows.
 #[derive(Clone, Debug)]
 pub struct Tensor<'a> {
     /// Name in the checkpoint.
@@ -20,7 +19,7 @@ pub struct Tensor<'a> {
     /// Decoded dimensions of the whole tensor, outermost first.
     pub shape: Vec<usize>,
     pub(super) columns: usize,
-    pub(super) rows: Range<usize>,
+    pub(super) rows: usize,
     pub(super) form: Form<'a>,
     /// The weight itself, then everything else that decides its values: (name, bytes).
     pub(super) parts: Vec<(String, Floats<'a>)>,
@@ -37,35 +36,10 @@ pub(super) enum Form<'a> {
 }
 
 impl<'a> Tensor<'a> {
-    /// Rows of this view.
+    /// Rows in all.
     #[must_use]
     pub fn rows(&self) -> usize {
-        self.rows.len()
-    }
-
-    /// Columns of a row.
-    #[must_use]
-    pub fn columns(&self) -> usize {
-        self.columns
-    }
-
-    /// The rows `range` of this view, decoded on demand like the whole.
-    ///
-    /// # Errors
-    /// [`Error::Input`] when the tensor has fewer rows.
-    pub fn part(mut self, range: Range<usize>) -> Result<Self> {
-        if self.rows.len() < range.end || range.end < range.start {
-            return Err(Error::Input(format!(
-                "{}: tensor {} has {} rows, config.json needs {}; the two are of different models",
-                self.file,
-                self.name,
-                self.rows.len(),
-                range.end
-            )));
-        }
-        let first = self.rows.start;
-        self.rows = first + range.start..first + range.end;
-        Ok(self)
+        self.rows
     }
 
     /// Type and bytes of the rows when they are stored as plain floats.
@@ -74,13 +48,11 @@ impl<'a> Tensor<'a> {
         let Form::Float(ty, bytes) = self.form else {
             return None;
         };
-        let row = self.columns * ty.bytes() as usize;
-        Some((ty, &bytes[self.rows.start * row..self.rows.end * row]))
+        Some((ty, bytes))
     }
 
     /// Decodes row `row` into `out`, which holds [`Tensor::columns`] values.
     pub fn row(&self, row: usize, out: &mut [f32]) {
-        let row = self.rows.start + row;
         match &self.form {
             Form::Float(ty, bytes) => {
                 let at = row * self.columns * ty.bytes() as usize;
@@ -185,7 +157,7 @@ impl<'a> Tensor<'a> {
     }
 
     /// BLAKE3 of what decides the values: of the bytes for plain floats, else of the weight and all its
-    /// companions, each with its name and length, and of the range of rows.
+    /// companions, each with its name and length.
     #[must_use]
     pub fn source_hash(&self) -> [u8; 32] {
         if let Some((_, bytes)) = self.plain() {
@@ -197,9 +169,6 @@ impl<'a> Tensor<'a> {
                 hasher.update(&(bytes.len() as u64).to_le_bytes());
                 hasher.update(bytes);
             }
-        }
-        for row in [self.rows.start, self.rows.end] {
-            hasher.update(&(row as u64).to_le_bytes());
         }
         *hasher.finalize().as_bytes()
     }

@@ -497,7 +497,6 @@ impl Decoder {
                 head,
             },
             tensors: self.tensors,
-            skipped: Vec::new(),
         }
     }
 }

@@ -35,8 +35,6 @@ pub struct Graph {
     pub model: Model,
     /// Every tensor.
     pub tensors: Vec<TensorDecl>,
-    /// (prefix, number) of tensors that are no part of a language model, such as vision towers.
-    pub skipped: Vec<(&'static str, usize)>,
 }
 
 type Build = fn(&Checkpoint, Config<'_>, &str) -> Result<Graph>;
@@ -90,7 +88,7 @@ pub fn build(checkpoint: &Checkpoint) -> Result<Graph> {
         )));
     };
     let config = Config::new(&checkpoint.config, "config.json");
-    let mut graph = family_build(checkpoint, config, family)?;
+    let graph = family_build(checkpoint, config, family)?;
     let rows: Vec<Rows<'_>> = graph
         .tensors
         .iter()
@@ -127,9 +125,8 @@ pub fn build(checkpoint: &Checkpoint) -> Result<Graph> {
             _ => {}
         }
     }
-    let counts = SKIPPED.iter().copied().zip(skipped).chain([(HEAD, heads)]);
-    graph.skipped = counts.filter(|(_, count)| *count != 0).collect();
-    for (prefix, count) in &graph.skipped {
+    let counts = SKIPPED.iter().zip(skipped).chain([(&HEAD, heads)]);
+    for (prefix, count) in counts.filter(|(_, count)| *count != 0) {
         checkpoint.warn(format!(
             "{count} {prefix}* tensors take no part in the text model and are left out"
         ));

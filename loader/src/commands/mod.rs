@@ -93,11 +93,9 @@ impl Open {
         hardware.options.force_driver = self.force_driver;
         hardware.options.timeout = Duration::from_millis(self.npu_timeout_ms.max(1));
         let session = Session::open_on(&self.pack, config, hardware)?;
-        // On a machine without a driver the CPU is no news.
-        if let Some(picked) = session.picked()
-            && (session.backend() != "cpu" || picked.contains("rknpu") || picked.contains("rocket"))
-        {
-            eprintln!("ork: backend {picked}");
+        // On a machine without an NPU the CPU is no news.
+        if let Some(picked) = session.picked().filter(|p| p.npu) {
+            eprintln!("ork: backend {}", picked.why);
         }
         Ok(session)
     }
@@ -105,9 +103,9 @@ impl Open {
 
 /// A running NPU job must not lose its process: with a device in use no signal ends it at once.
 pub(crate) fn second_signal(session: &Session) -> Second {
-    match session.backend() {
-        "rknpu" | "rocket" => Second::Repeats,
-        _ => Second::Ends,
+    match session.on_hardware() {
+        true => Second::Repeats,
+        false => Second::Ends,
     }
 }
 

@@ -1,7 +1,7 @@
 //! The same int32 blocks on the CPU, reading the native tiles from the map.
 
 use super::jobs::Jobs;
-use super::{Device, allocate};
+use super::{Device, allocate, copy};
 use crate::error::Result;
 use crate::map::Pack;
 use ork_formats::model::{Place, Region};
@@ -36,6 +36,10 @@ impl Device for Cpu {
 
     fn bytes_mut(&mut self, at: Place, len: usize) -> &mut [u8] {
         &mut self.extents[at.extent as usize][at.offset as usize..][..len]
+    }
+
+    fn copy(&mut self, from: Place, to: Place, len: usize) {
+        copy(&mut self.extents, from, to, len);
     }
 
     fn start(&mut self, pack: &Pack, jobs: &Jobs, id: u32, rows: u32) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Everything a prefill may submit, resolved when a pack opens: nothing is looked up per op.
 
-use ork_formats::model::{Chain, Manifest, NpuPlan, Place, Program, Region};
-use std::collections::BTreeMap;
+use ork_formats::model::{Chain, NpuPlan, Place, Program, Region};
+use ork_formats::pack::Reader;
 
 /// What one core does of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,23 +58,32 @@ pub fn programs<'a>(plan: &'a NpuPlan, chain: &Chain) -> &'a [Program] {
 #[derive(Debug, Default)]
 pub struct Jobs {
     jobs: Vec<Job>,
-    /// (tensor, half, row class) -> job.
-    index: BTreeMap<(u32, u32, u32), u32>,
+    /// Job of each tensor, half and row class: `[tensor][half][class / granule - 1]`.
+    index: Vec<[Vec<Option<u32>>; 2]>,
+    granule: u32,
     chains: u32,
 }
 
 impl Jobs {
-    /// Groups the chains of every tensor.
+    /// Groups the chains of every tensor. That row classes are whole granules is proven.
     #[must_use]
-    pub fn new(manifest: &Manifest) -> Self {
-        let mut out = Self::default();
+    pub fn new(reader: &Reader) -> Self {
+        let manifest = reader.manifest();
+        let granule = reader.caps().row_granule.value;
+        let mut out = Self {
+            index: vec![Default::default(); manifest.tensors.len()],
+            granule,
+            ..Self::default()
+        };
         let Some(plan) = &manifest.npu else {
             return out;
         };
         for (tensor, form) in manifest.tensors.iter().enumerate() {
             for chain in form.npu.iter().flat_map(|f| &f.chains) {
-                let key = (tensor as u32, chain.half, chain.rows);
-                let id = *out.index.entry(key).or_insert_with(|| {
+                let classes = &mut out.index[tensor][chain.half as usize];
+                let class = (chain.rows / granule) as usize - 1;
+                classes.resize(classes.len().max(class + 1), None);
+                let id = *classes[class].get_or_insert_with(|| {
                     out.jobs.push(Job {
                         half: chain.half,
                         rows: chain.rows,
@@ -90,11 +99,12 @@ impl Jobs {
         out
     }
 
-    /// The job for `rows` rows of `half` of a tensor; classes are multiples of `granule`.
+    /// The job for `rows` rows of `half` of a tensor.
     #[must_use]
-    pub fn find(&self, tensor: u32, half: u32, rows: u32, granule: u32) -> Option<u32> {
-        let class = rows.next_multiple_of(granule);
-        self.index.get(&(tensor, half, class)).copied()
+    pub fn find(&self, tensor: u32, half: u32, rows: u32) -> Option<u32> {
+        let class = rows.div_ceil(self.granule).checked_sub(1)?;
+        let classes = &self.index[tensor as usize][half as usize];
+        *classes.get(class as usize)?
     }
 
     /// The job that holds a program.

@@ -10,7 +10,7 @@ mod sim;
 pub mod uapi;
 
 pub use cpu::Cpu;
-pub use open::{Options, open};
+pub use open::{Options, Picked, open};
 pub use sim::Sim;
 
 use crate::error::Result;
@@ -50,6 +50,12 @@ pub trait Device: Send {
     fn bytes(&self, at: Place, len: usize) -> &[u8];
     /// As [`Device::bytes`], to write activations and sentinels.
     fn bytes_mut(&mut self, at: Place, len: usize) -> &mut [u8];
+    /// Copies between two A buffers.
+    fn copy(&mut self, from: Place, to: Place, len: usize);
+    /// Whether real hardware works here, which outlives a process that is killed.
+    fn is_hardware(&self) -> bool {
+        false
+    }
     /// Begins a job, of which the first `rows` rows matter.
     ///
     /// # Errors
@@ -74,6 +80,18 @@ pub trait Device: Send {
     /// Counts so far.
     fn counters(&self) -> Counters {
         Counters::default()
+    }
+}
+
+/// [`Device::copy`] over host memory.
+fn copy(extents: &mut [Vec<u8>], from: Place, to: Place, len: usize) {
+    let (start, offset) = (from.offset as usize, to.offset as usize);
+    if from.extent == to.extent {
+        extents[from.extent as usize].copy_within(start..start + len, offset);
+    } else if let Ok([from, to]) =
+        extents.get_disjoint_mut([from.extent as usize, to.extent as usize])
+    {
+        to[offset..offset + len].copy_from_slice(&from[start..start + len]);
     }
 }
 

@@ -43,6 +43,15 @@ impl Default for Options {
     }
 }
 
+/// What [`Backend::Auto`] chose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Picked {
+    /// Name and reason.
+    pub why: String,
+    /// Whether there is an NPU, so that a person wants to hear of it.
+    pub npu: bool,
+}
+
 /// An opened and locked device file.
 pub(super) struct Node {
     pub(super) kernel: Arc<dyn Kernel>,
@@ -79,7 +88,7 @@ pub fn open(
     jobs: &Arc<Jobs>,
     backend: Backend,
     options: &Options,
-) -> Result<(Box<dyn Device>, Option<String>)> {
+) -> Result<(Box<dyn Device>, Option<Picked>)> {
     let device: Box<dyn Device> = match backend {
         Backend::Sim => Box::new(Sim::new(pack, options.threads)),
         Backend::Cpu => Box::new(Cpu::new(pack)),
@@ -95,24 +104,28 @@ fn auto(
     pack: &Pack,
     jobs: &Arc<Jobs>,
     options: &Options,
-) -> Result<(Box<dyn Device>, Option<String>)> {
-    let cpu = |why: String| -> Result<(Box<dyn Device>, Option<String>)> {
-        Ok((Box::new(Cpu::new(pack)), Some(format!("cpu ({why})"))))
+) -> Result<(Box<dyn Device>, Option<Picked>)> {
+    let cpu = |why: String, npu| -> Result<(Box<dyn Device>, Option<Picked>)> {
+        let why = format!("cpu ({why})");
+        Ok((Box::new(Cpu::new(pack)), Some(Picked { why, npu })))
     };
     if pack.reader().manifest().npu.is_none() {
-        return cpu("the pack has no NPU slice".into());
+        return cpu("the pack has no NPU slice".into(), false);
     }
     let vendor = find(kernel, PRIMARY, "rknpu").is_some();
     let mainline = find(kernel, ACCEL, "rocket").is_some();
     let (name, result) = match (vendor, mainline) {
         (true, _) => ("rknpu", rknpu(kernel, pack, jobs, options)),
         (false, true) => ("rocket", rocket(kernel, pack, jobs, options)),
-        (false, false) => return cpu("no NPU driver found".into()),
+        (false, false) => return cpu("no NPU driver found".into(), false),
     };
     match result {
-        Ok(device) => Ok((device, Some(format!("{name} (found its driver)")))),
+        Ok(device) => {
+            let why = format!("{name} (found its driver)");
+            Ok((device, Some(Picked { why, npu: true })))
+        }
         // A pack of another SoC must not run there; the CPU reads any pack.
-        Err(error) => cpu(format!("{name}: {error}")),
+        Err(error) => cpu(format!("{name}: {error}"), true),
     }
 }
 

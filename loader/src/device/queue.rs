@@ -9,7 +9,7 @@ use crate::map::Pack;
 use ork_formats::model::Place;
 use ork_rings::{Descriptor, Egress, TaskRing, Timeline};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -42,8 +42,8 @@ struct Shared {
     ring: TaskRing,
     timeline: Timeline,
     egress: Egress,
-    /// How the job of each half ended, written before the timeline.
-    lost: [AtomicU64; 2],
+    /// Whether the last job of each half was lost, written before the timeline.
+    lost: [AtomicBool; 2],
     failure: Mutex<Option<Error>>,
     submits: AtomicU64,
     misses: AtomicU64,
@@ -160,6 +160,19 @@ impl Device for Queue {
         unsafe { memory.slice_mut(at.offset as usize, len) }
     }
 
+    fn copy(&mut self, from: Place, to: Place, len: usize) {
+        let memory = Arc::clone(&self.memory);
+        let source = &memory[from.extent as usize];
+        // SAFETY: both are A buffers of one half, between its jobs, and no two of them overlap: the plan is
+        // proven.
+        let from = unsafe { source.slice(from.offset as usize, len) };
+        self.bytes_mut(to, len).copy_from_slice(from);
+    }
+
+    fn is_hardware(&self) -> bool {
+        true
+    }
+
     fn start(&mut self, _pack: &Pack, jobs: &Jobs, id: u32, rows: u32) -> Result<()> {
         let half = jobs.get(id).half;
         self.halves[half as usize] = self.push(id, half, rows, 0)?;
@@ -169,8 +182,8 @@ impl Device for Queue {
     fn wait(&mut self, half: u32) -> Result<Ended> {
         self.reach(self.halves[half as usize])?;
         match self.shared.lost[half as usize].load(Ordering::Acquire) {
-            0 => Ok(Ended::Done),
-            _ => Ok(Ended::Lost),
+            false => Ok(Ended::Done),
+            true => Ok(Ended::Lost),
         }
     }
 
@@ -252,7 +265,7 @@ fn work(mut driver: impl Driver, shared: &Shared, jobs: &Jobs, timeout: Duration
             Some(d) if shared.egress.acquire(d.offset) => {
                 held = None;
                 moved = true;
-                shared.lost[d.offset as usize].store(0, Ordering::Relaxed);
+                shared.lost[d.offset as usize].store(false, Ordering::Relaxed);
                 match driver.submit(jobs.get(d.buffer)) {
                     Ok(submits) => {
                         shared.submits.fetch_add(submits, Ordering::Relaxed);
@@ -311,7 +324,7 @@ fn step(
     };
     if lost {
         shared.misses.fetch_add(1, Ordering::Relaxed);
-        shared.lost[d.offset as usize].store(1, Ordering::Release);
+        shared.lost[d.offset as usize].store(true, Ordering::Release);
     }
     shared
         .busy_ns

@@ -56,6 +56,8 @@ pub(super) struct Rknpu {
     arrays: Vec<(u32, u32)>,
     /// One program per submit: chains over imported buffers have wedged the fetch engine.
     single: bool,
+    /// Something was handed over since the kernel last answered a blocking submit.
+    pending: bool,
     warm: Vec<Job>,
 }
 
@@ -88,6 +90,7 @@ impl Rknpu {
             memory: Arc::new(memory),
             arrays,
             single: options.import,
+            pending: false,
         };
         for extent in 0..plan.extents.len() as u32 {
             out.sync_all(extent, uapi::TO_DEVICE)?;
@@ -192,8 +195,10 @@ impl Drop for Rknpu {
     /// A doorbell rings before the kernel has put its job away. Blocking submits queue behind whatever is
     /// left, so that no buffer is freed under it; the kernel bounds them.
     fn drop(&mut self) {
-        // On the way out there is nothing to be done about a refusal.
-        let _ = self.warm_up();
+        if self.pending {
+            // On the way out there is nothing to be done about a refusal.
+            let _ = self.warm_up();
+        }
     }
 }
 
@@ -208,6 +213,7 @@ impl Driver for Rknpu {
             // The sentinels, and no dirty line that could be written over a result.
             self.sync_span(part.c, uapi::TO_DEVICE)?;
         }
+        self.pending = true;
         let mut submits = 0;
         for (i, part) in job.parts.iter().enumerate() {
             let count = part.chain.count;
@@ -233,6 +239,8 @@ impl Driver for Rknpu {
 
     fn reset(&mut self) -> Result<()> {
         let node = &self.held.node;
+        // Refused or not, nothing more may be asked of what is in flight.
+        self.pending = false;
         uapi::action(&*node.kernel, node.fd, uapi::ACT_RESET)
             .map_err(|e| node.failed("a reset", &e))?;
         self.warm_up()

@@ -1,7 +1,7 @@
 //! The NPU simulator: executes the pack's own command streams.
 
 use super::jobs::Jobs;
-use super::{Device, allocate, open};
+use super::{Device, allocate, copy, open};
 use crate::error::{Error, Result};
 use crate::map::Pack;
 use ork_formats::model::{Place, Region};
@@ -68,6 +68,10 @@ impl Device for Sim {
 
     fn bytes_mut(&mut self, at: Place, len: usize) -> &mut [u8] {
         &mut self.extents[at.extent as usize][at.offset as usize..][..len]
+    }
+
+    fn copy(&mut self, from: Place, to: Place, len: usize) {
+        copy(&mut self.extents, from, to, len);
     }
 
     fn start(&mut self, pack: &Pack, jobs: &Jobs, id: u32, _rows: u32) -> Result<()> {

@@ -101,6 +101,10 @@ impl Engine {
         self.device.name()
     }
 
+    pub(crate) fn is_hardware(&self) -> bool {
+        self.device.is_hardware()
+    }
+
     pub(crate) fn counters(&self) -> Counters {
         self.device.counters()
     }
@@ -138,8 +142,7 @@ impl Engine {
         let t = &manifest.tensors[tensor as usize];
         let form = t.npu.as_ref().expect("asked for by the caller");
         let rows = (x.len() / t.k as usize) as u32;
-        let granule = pack.reader().caps().row_granule.value;
-        let job = self.jobs.find(tensor, half, rows, granule).ok_or_else(|| {
+        let job = self.jobs.find(tensor, half, rows).ok_or_else(|| {
             Error::Failed(format!(
                 "{}: the pack has no chain for {rows} rows of half {half}",
                 t.name
@@ -178,8 +181,8 @@ impl Engine {
         Ok(pending)
     }
 
-    /// Waits for the job of `half` and writes its results `[rows, n]`. `others` are the jobs of both
-    /// halves that are in flight, this one included: a reset takes them all.
+    /// Waits for the job of `half` and writes its results `[rows, n]`. `flying` are the jobs of both
+    /// halves, this one included: a reset takes them all.
     pub(super) fn finish(
         &mut self,
         pack: &Pack,
@@ -267,7 +270,7 @@ impl Engine {
     }
 
     /// Sums K slices in int32, scales into `out` `[rows, n]`, checks every word and puts the sentinel
-    /// back in the same pass. False when a word was never written; nothing is re-seeded then.
+    /// back in the same pass. False when a word was never written; the block it is in is left as it was.
     fn collect(&mut self, pack: &Pack, pending: &Pending, out: &mut [f32]) -> Result<bool> {
         let began = Instant::now();
         let manifest = pack.reader().manifest();
@@ -452,12 +455,12 @@ fn feed(
     }
     times.quantise += began.elapsed();
     let began = Instant::now();
-    if 1 < plan.cores {
-        let image = device.bytes(first, used).to_vec();
-        for core in 1..plan.cores as usize {
-            let at = plan.a_buffers[half * plan.cores as usize + core];
-            device.bytes_mut(at, used).copy_from_slice(&image);
-        }
+    for core in 1..plan.cores as usize {
+        device.copy(
+            first,
+            plan.a_buffers[half * plan.cores as usize + core],
+            used,
+        );
     }
     times.copy += began.elapsed();
     times.bytes += u64::from(plan.cores) * used as u64;

@@ -104,7 +104,7 @@ pub(super) fn chains(
                 })?;
                 walk.chain(plan, tensor, form, chain, &cores)?;
             }
-            classes(plan, tensor, form, &cores)?;
+            classes(plan, tensor, form, &cores, caps)?;
         }
     }
     let mut ends = halves_apart(manifest, plan)?;
@@ -234,7 +234,14 @@ fn disjoint(mut places: Vec<(Place, u64)>, what: &str) -> Proof {
 
 /// Every row class has exactly one chain on each core that owns channels, and chains that run together
 /// write to different places.
-fn classes(plan: &NpuPlan, t: &Tensor, form: &NpuForm, cores: &[Vec<&Block>]) -> Proof {
+fn classes(
+    plan: &NpuPlan,
+    t: &Tensor,
+    form: &NpuForm,
+    cores: &[Vec<&Block>],
+    caps: &Caps,
+) -> Proof {
+    let granule = caps.row_granule.value;
     let owners = cores.iter().filter(|blocks| !blocks.is_empty()).count();
     let mut order: Vec<&Chain> = form.chains.iter().collect();
     order.sort_by_key(|c| (c.half, c.rows, c.core));
@@ -243,7 +250,7 @@ fn classes(plan: &NpuPlan, t: &Tensor, form: &NpuForm, cores: &[Vec<&Block>]) ->
         .into_iter()
         .enumerate()
     {
-        want.extend((1..=rows.div_ceil(64)).map(|class| (half as u32, class * 64)));
+        want.extend((1..=rows.div_ceil(granule)).map(|class| (half as u32, class * granule)));
     }
     let mut groups = order.chunk_by(|a, b| (a.half, a.rows) == (b.half, b.rows));
     for (half, rows) in want {
