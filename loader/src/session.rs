@@ -1,6 +1,7 @@
 //! One sequence over one pack: the loader's whole public API.
 
 use crate::cpu::linear;
+pub use crate::device::Backend;
 use crate::device::jobs::Jobs;
 use crate::device::uapi::{kernel::Kernel, linux};
 use crate::device::{self, Counters, Options, Picked};
@@ -20,21 +21,6 @@ const FLOAT_CHUNK: usize = 64;
 
 /// More threads than any board or PC has; a typo must not start a million.
 const MAX_THREADS: usize = 1024;
-
-/// Where prefill runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backend {
-    /// The first of rknpu, rocket and cpu that can run the pack.
-    Auto,
-    /// The NPU through the vendor's DRM driver.
-    Rknpu,
-    /// The NPU through the mainline accel driver.
-    Rocket,
-    /// The bit-exact NPU simulator.
-    Sim,
-    /// CPU kernels.
-    Cpu,
-}
 
 /// How to open a pack.
 #[derive(Clone, Copy, Debug)]

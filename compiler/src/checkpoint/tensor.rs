@@ -51,7 +51,7 @@ impl<'a> Tensor<'a> {
         Some((ty, bytes))
     }
 
-    /// Decodes row `row` into `out`, which holds [`Tensor::columns`] values.
+    /// Decodes row `row` into `out`, which holds one value a column.
     pub fn row(&self, row: usize, out: &mut [f32]) {
         match &self.form {
             Form::Float(ty, bytes) => {

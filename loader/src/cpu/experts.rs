@@ -1,7 +1,7 @@
 //! Routed experts: routing, and each expert over the rows that chose it.
 
+use super::activation::glu;
 use super::linear::{self, Matrix};
-use crate::exec::glu;
 use ork_formats::model::{Activation, Tensor, Tiles};
 use ork_kernels as kernels;
 use rayon::prelude::*;

@@ -1,5 +1,6 @@
 //! The CPU engine: host-form matmuls, KV cache, attention, recurrent layers, experts.
 
+pub(crate) mod activation;
 pub(crate) mod attention;
 pub(crate) mod conv;
 pub(crate) mod delta;

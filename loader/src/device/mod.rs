@@ -2,15 +2,17 @@
 
 mod cpu;
 pub mod jobs;
+mod node;
 mod open;
 mod queue;
 mod rknpu;
 mod rocket;
 mod sim;
+mod slice;
 pub mod uapi;
 
 pub use cpu::Cpu;
-pub use open::{Options, Picked, open};
+pub use open::{Picked, open};
 pub use sim::Sim;
 
 use crate::error::Result;
@@ -18,6 +20,47 @@ use crate::map::Pack;
 use jobs::Jobs;
 use ork_formats::model::{NpuPlan, Place, Region};
 use serde::Serialize;
+use std::time::Duration;
+
+/// Where prefill runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// The first of rknpu, rocket and cpu that can run the pack.
+    Auto,
+    /// The NPU through the vendor's DRM driver.
+    Rknpu,
+    /// The NPU through the mainline accel driver.
+    Rocket,
+    /// The bit-exact NPU simulator.
+    Sim,
+    /// CPU kernels.
+    Cpu,
+}
+
+/// How to open a device.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Threads of the simulator.
+    pub threads: usize,
+    /// Try a driver older than the oldest known to work.
+    pub force_driver: bool,
+    /// Take weights, activations and results from dma-heap where they are small enough, and submit one
+    /// program at a time.
+    pub import: bool,
+    /// Longest wait for one job.
+    pub timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            threads: 1,
+            force_driver: false,
+            import: false,
+            timeout: Duration::from_secs(2),
+        }
+    }
+}
 
 /// How a job ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,47 +1,17 @@
 //! Finds, locks and fills a device.
 
 use super::jobs::Jobs;
+use super::node::Node;
 use super::queue::Queue;
 use super::rknpu::Rknpu;
 use super::rocket::Rocket;
 use super::uapi::drm;
-use super::uapi::kernel::{Fd, Kernel, Lock};
-use super::uapi::memory::Mapping;
-use super::{Cpu, Device, Sim};
+use super::uapi::kernel::{Kernel, Lock};
+use super::{Backend, Cpu, Device, Options, Sim};
 use crate::error::{Error, Result};
 use crate::map::Pack;
-use crate::session::Backend;
-use ork_formats::model::{NpuPlan, Region};
-use ork_formats::regcmd;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
-
-/// How to open a device.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Threads of the simulator.
-    pub threads: usize,
-    /// Try a driver older than the oldest known to work.
-    pub force_driver: bool,
-    /// Take weights, activations and results from dma-heap where they are small enough, and submit one
-    /// program at a time.
-    pub import: bool,
-    /// Longest wait for one job.
-    pub timeout: Duration,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            threads: 1,
-            force_driver: false,
-            import: false,
-            timeout: Duration::from_secs(2),
-        }
-    }
-}
 
 /// What [`Backend::Auto`] chose.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,26 +20,6 @@ pub struct Picked {
     pub why: String,
     /// Whether there is an NPU, so that a person wants to hear of it.
     pub npu: bool,
-}
-
-/// An opened and locked device file.
-pub(super) struct Node {
-    pub(super) kernel: Arc<dyn Kernel>,
-    pub(super) fd: Fd,
-    pub(super) path: PathBuf,
-}
-
-impl Node {
-    /// An error of this node: "what: why".
-    pub(super) fn failed(&self, what: &str, why: &io::Error) -> Error {
-        Error::Failed(format!("{}: {what} failed: {why}", self.path.display()))
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        self.kernel.close(self.fd);
-    }
 }
 
 /// The vendor driver's folder: primary nodes only. Its render node accepts submits and runs nothing.
@@ -218,101 +168,4 @@ fn right_soc(pack: &Pack, file: &Path) -> Result<()> {
             names.join(" ").trim()
         ))),
     }
-}
-
-pub(super) fn no_plan() -> Error {
-    Error::Mismatch("a lossless pack has no NPU slice; use --backend cpu".into())
-}
-
-/// Allocation `i` was refused after `done` of `total` bytes.
-pub(super) fn no_memory(
-    node: &Node,
-    i: usize,
-    plan: &NpuPlan,
-    done: u64,
-    total: u64,
-    why: &io::Error,
-) -> Error {
-    let extent = &plan.extents[i];
-    Error::Fit(format!(
-        "{}: {:?} buffer of {} bytes refused after {done} of {total}: {why}; free device memory, or use --backend cpu",
-        node.path.display(),
-        extent.region,
-        extent.bytes
-    ))
-}
-
-/// A device address that every register can hold.
-pub(super) fn address(node: &Node, at: u64, bytes: u64) -> Result<u32> {
-    /// No pack has a smaller page.
-    const ALIGN: u64 = 4096;
-    match at {
-        0 => {}
-        at if at.is_multiple_of(ALIGN) && at + bytes <= 1 << 32 => return Ok(at as u32),
-        _ => {}
-    }
-    Err(Error::Failed(format!(
-        "{}: device address {at:#x} for {bytes} bytes: must be a non-zero page below 4 GiB; reboot the board",
-        node.path.display()
-    )))
-}
-
-/// No two extents may overlap: a driver that answers so would have programs write over weights.
-pub(super) fn disjoint(node: &Node, plan: &NpuPlan, bases: &[u32]) -> Result<()> {
-    let mut ranges: Vec<(u64, u64)> = plan
-        .extents
-        .iter()
-        .zip(bases)
-        .map(|(e, base)| (u64::from(*base), u64::from(*base) + e.bytes))
-        .collect();
-    ranges.sort_unstable();
-    match ranges.windows(2).find(|w| w[1].0 < w[0].1) {
-        None => Ok(()),
-        Some(w) => Err(Error::Failed(format!(
-            "{}: device addresses {:#x}..{:#x} and {:#x}.. overlap; reboot the board",
-            node.path.display(),
-            w[0].0,
-            w[0].1,
-            w[1].0
-        ))),
-    }
-}
-
-/// The streams, relocated to `bases`.
-pub(super) fn relocated(pack: &Pack, bases: &[u32]) -> Vec<u8> {
-    let (words, _) = pack.reader().programs().as_chunks::<8>();
-    let mut words: Vec<u64> = words.iter().map(|b| u64::from_le_bytes(*b)).collect();
-    regcmd::apply(&mut words, pack.reader().relocs(), bases);
-    words.iter().flat_map(|w| w.to_le_bytes()).collect()
-}
-
-/// Copies the NPU slice into device memory, once, and lets its pages go.
-pub(super) fn load(pack: &Pack, plan: &NpuPlan, bases: &[u32], memory: &mut [Mapping]) {
-    let programs = relocated(pack, bases);
-    for (extent, mapping) in plan.extents.iter().zip(memory) {
-        let source = match extent.region {
-            Region::Weights => pack.reader().npu_weights(pack.bytes()),
-            Region::Programs => &programs[..],
-            Region::Tasks | Region::A | Region::Ring => continue,
-        };
-        let from = &source[extent.file_offset as usize..];
-        let len = from.len().min(mapping.len());
-        mapping.bytes_mut()[..len].copy_from_slice(&from[..len]);
-    }
-    pack.forget_npu_weights();
-}
-
-/// Device address of a program.
-pub(super) fn program_address(plan: &NpuPlan, bases: &[u32], program: u64) -> u32 {
-    let at = program * regcmd::BYTES as u64;
-    let (index, extent) = plan
-        .extents
-        .iter()
-        .enumerate()
-        .find(|(_, e)| {
-            let inside = e.file_offset <= at && at < e.file_offset + e.bytes;
-            e.region == Region::Programs && inside
-        })
-        .expect("the reader proved that every program is in an extent");
-    bases[index] + (at - extent.file_offset) as u32
 }

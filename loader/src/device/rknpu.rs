@@ -1,8 +1,10 @@
 //! The vendor driver: native buffers, linked chains, one NONBLOCK submit per core, doorbells.
 
+use super::Options;
 use super::jobs::{Job, Jobs, Span, task_arrays};
-use super::open::{self, Node, Options};
+use super::node::{self, Node};
 use super::queue::Driver;
+use super::slice;
 use super::uapi::kernel::Fd;
 use super::uapi::memory::Mapping;
 use super::uapi::rknpu::{self as uapi, MemCreate, MemSync, SubcoreTask, Submit, Task};
@@ -77,12 +79,12 @@ impl Rknpu {
             )));
         }
         let plan = pack.reader().manifest().npu.as_ref();
-        let plan = plan.ok_or_else(open::no_plan)?;
+        let plan = plan.ok_or_else(node::no_plan)?;
         let (held, mut memory, bases) = allocate(node, plan, options.import)?;
         let arrays = task_arrays(jobs, plan, caps.task_bytes.value).ok_or_else(|| {
             Error::Input("the pack's task extents are too small for its programs".into())
         })?;
-        open::load(pack, plan, &bases, &mut memory);
+        slice::load(pack, plan, &bases, &mut memory);
         write_tasks(plan, jobs, &bases, &arrays, &mut memory);
         let out = Self {
             warm: warm_jobs(jobs),
@@ -265,7 +267,7 @@ fn write_tasks(
                 int_mask: uapi::INT_MASK,
                 int_clear: uapi::INT_CLEAR,
                 regcfg_amount: regcmd::REGS as u32,
-                regcmd_addr: u64::from(open::program_address(plan, bases, program)),
+                regcmd_addr: u64::from(slice::program_address(plan, bases, program)),
                 ..Task::default()
             };
             let at = (first + i) as usize * size_of::<Task>();
@@ -306,7 +308,7 @@ fn allocate(node: Node, plan: &NpuPlan, import: bool) -> Result<Allocated> {
     let (mut memory, mut bases, mut done) = (Vec::new(), Vec::new(), 0);
     let result = plan.extents.iter().enumerate().try_for_each(|(i, extent)| {
         let refused =
-            |node: &Node, e: &std::io::Error| open::no_memory(node, i, plan, done, total, e);
+            |node: &Node, e: &std::io::Error| node::no_memory(node, i, plan, done, total, e);
         let (movable, small) = (
             matches!(extent.region, Region::Weights | Region::A | Region::Ring),
             extent.bytes <= IMPORT_MOST,
@@ -339,7 +341,7 @@ fn allocate(node: Node, plan: &NpuPlan, import: bool) -> Result<Allocated> {
             obj_addr: made.obj_addr,
             import: dma_buf,
         });
-        bases.push(open::address(&held.node, made.dma_addr, extent.bytes)?);
+        bases.push(node::address(&held.node, made.dma_addr, extent.bytes)?);
         let len = extent.bytes as usize;
         let mapped = match dma_buf {
             Some(buffer) => Mapping::new(&kernel, buffer, 0, len),
@@ -364,6 +366,6 @@ fn allocate(node: Node, plan: &NpuPlan, import: bool) -> Result<Allocated> {
         kernel.close(heap);
     }
     result?;
-    open::disjoint(&held.node, plan, &bases)?;
+    node::disjoint(&held.node, plan, &bases)?;
     Ok((held, memory, bases))
 }

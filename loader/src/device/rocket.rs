@@ -1,8 +1,9 @@
 //! The mainline driver: one task per job, the kernel waits and maintains caches.
 
 use super::jobs::{Job, Jobs};
-use super::open::{self, Node};
+use super::node::{self, Node};
 use super::queue::Driver;
+use super::slice;
 use super::uapi::memory::Mapping;
 use super::uapi::rocket::{self as uapi, Task};
 use crate::error::Result;
@@ -47,9 +48,9 @@ impl Rocket {
     /// Allocates every extent in plan order, copies and relocates the NPU slice.
     pub(super) fn open(node: Node, pack: &Pack, jobs: &Jobs) -> Result<Self> {
         let plan = pack.reader().manifest().npu.as_ref();
-        let plan = plan.ok_or_else(open::no_plan)?;
+        let plan = plan.ok_or_else(node::no_plan)?;
         let (held, mut memory, bases) = allocate(node, plan)?;
-        open::load(pack, plan, &bases, &mut memory);
+        slice::load(pack, plan, &bases, &mut memory);
         let handles = |wanted: &[Region]| -> Vec<u32> {
             let extents = plan.extents.iter().zip(&held.handles);
             extents
@@ -60,7 +61,7 @@ impl Rocket {
         let reads = handles(&[Region::Weights, Region::Programs, Region::A]);
         let rings = handles(&[Region::Ring]);
         let programs = (0..plan.programs.len() as u64)
-            .map(|p| open::program_address(plan, &bases, p))
+            .map(|p| slice::program_address(plan, &bases, p))
             .collect();
         let out = Self {
             held,
@@ -206,15 +207,15 @@ fn allocate(node: Node, plan: &NpuPlan) -> Result<(Held, Vec<Mapping>, Vec<u32>)
     let (mut memory, mut bases, mut done) = (Vec::new(), Vec::new(), 0);
     for (i, extent) in plan.extents.iter().enumerate() {
         let refused =
-            |node: &Node, e: &std::io::Error| open::no_memory(node, i, plan, done, total, e);
+            |node: &Node, e: &std::io::Error| node::no_memory(node, i, plan, done, total, e);
         let bo =
             uapi::create(&*kernel, fd, extent.bytes as u32).map_err(|e| refused(&held.node, &e))?;
         held.handles.push(bo.handle);
-        bases.push(open::address(&held.node, bo.dma_address, extent.bytes)?);
+        bases.push(node::address(&held.node, bo.dma_address, extent.bytes)?);
         let mapped = Mapping::new(&kernel, fd, bo.offset, extent.bytes as usize);
         memory.push(mapped.map_err(|e| refused(&held.node, &e))?);
         done += extent.bytes;
     }
-    open::disjoint(&held.node, plan, &bases)?;
+    node::disjoint(&held.node, plan, &bases)?;
     Ok((held, memory, bases))
 }

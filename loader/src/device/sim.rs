@@ -1,7 +1,7 @@
 //! The NPU simulator: executes the pack's own command streams.
 
 use super::jobs::Jobs;
-use super::{Device, allocate, copy, open};
+use super::{Device, allocate, copy, slice};
 use crate::error::{Error, Result};
 use crate::map::Pack;
 use ork_formats::model::{Place, Region};
@@ -38,7 +38,7 @@ impl Sim {
                 top as u32
             })
             .collect();
-        let programs = open::relocated(pack, &bases);
+        let programs = slice::relocated(pack, &bases);
         for (extent, bytes) in plan.extents.iter().zip(&mut extents) {
             let source = match extent.region {
                 Region::Weights => reader.npu_weights(pack.bytes()),
@@ -83,7 +83,7 @@ impl Device for Sim {
         }
         for part in &jobs.get(id).parts {
             let chain = &part.chain;
-            let pc = open::program_address(plan, &self.bases, u64::from(chain.first));
+            let pc = slice::program_address(plan, &self.bases, u64::from(chain.first));
             let caps = pack.reader().caps();
             let words = regcmd::WORDS as u32;
             ork_sim::run(&mut memory, pc, words, chain.count, caps, self.threads).map_err(|e| {

@@ -8,8 +8,6 @@
 mod npu;
 mod ops;
 
-pub(crate) use ops::glu;
-
 pub use npu::Times;
 pub(crate) use npu::{Engine, seed};
 

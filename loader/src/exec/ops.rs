@@ -2,10 +2,11 @@
 
 use super::npu::Engine;
 use super::{Memory, Phase};
+use crate::cpu::activation::glu;
 use crate::cpu::attention::{self, Shape};
 use crate::cpu::{conv, delta, experts, linear};
 use crate::map::Pack;
-use ork_formats::model::{Activation, Manifest, Op, Rope, Slot, TensorId};
+use ork_formats::model::{Manifest, Op, Rope, Slot, TensorId};
 use ork_kernels as kernels;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -319,13 +320,4 @@ pub(super) fn apply(
         }
     }
     engine.times.other += began.elapsed();
-}
-
-/// `out = act(gate) * up`.
-pub(crate) fn glu(act: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    match act {
-        Activation::Silu => kernels::silu_mul(gate, up, out),
-        Activation::GeluTanh => kernels::gelu_tanh_mul(gate, up, out),
-        Activation::Sigmoid => kernels::sigmoid_mul(gate, up, out),
-    }
 }

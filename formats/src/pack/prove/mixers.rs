@@ -1,6 +1,6 @@
 //! Recurrent ops with their states, and routed experts.
 
-use super::ops::{MAX_DIM, stacked, table, tensor, vector, width};
+use super::shapes::{MAX_DIM, stacked, table, tensor, vector, width};
 use super::{Proof, bad, ensure, same};
 use crate::model::{Manifest, Op, State};
 use crate::pack::PackError;

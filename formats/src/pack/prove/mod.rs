@@ -6,6 +6,7 @@
 mod mixers;
 mod ops;
 mod plan;
+mod shapes;
 mod streams;
 
 pub(super) use ops::model;
